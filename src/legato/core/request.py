@@ -1,0 +1,50 @@
+"""What a user asked for, frozen: prompt, sampling, and when to stop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is drawn from the logits. Defaults are greedy decoding without penalties.
+
+    `temperature` 0 means greedy. `top_k` 0, `top_p` 1.0 and `min_p` 0.0 mean "off". Random numbers are counter-based,
+    keyed by (`seed`, position), so a sampled text depends on nothing but its own request. `logprobs` None means "not
+    wanted", 0 "of the chosen token only", n "and of the n most likely".
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StopRule:
+    """When a request ends, as far as token ids can tell. Stop strings are matched on text, outside the core.
+
+    `max_tokens`: generated tokens, at least 1. `token_ids`: end the request when generated (finish reason "stop");
+    with `ignore_eos` the model's end-of-sequence ids are not among them. `min_tokens`: no id stops before that many.
+    """
+
+    max_tokens: int = 16
+    token_ids: frozenset[int] = frozenset()
+    min_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One sequence to complete. `prompt`: token ids, at least one. `arrival_s`: on the caller's clock."""
+
+    request_id: int
+    prompt: tuple[int, ...]
+    sampling: Sampling = field(default_factory=Sampling)
+    stop: StopRule = field(default_factory=StopRule)
+    arrival_s: float = 0.0
