@@ -1,11 +1,68 @@
-# Developer entry points; `make serve` and `make test` are all a newcomer needs.
+# `make serve` and `make test` are all a newcomer needs; `make help` lists the rest.
 PYTHON ?= python3
+PORT ?= 8000
+MODEL ?= smollm2-135m
 VENV := .venv
 BIN := $(VENV)/bin
-JOBS ?= 2
+NATIVE := CMakeLists.txt $(wildcard native/*) $(wildcard native/isa/*)
+CXX_FILES := $(wildcard native/*.[ch]pp) $(wildcard native/isa/*.[ch]pp)
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -q
 
-native: ## build the kernels in place (editable development)
-	$(BIN)/cmake -S . -B build -G Ninja -DPython_EXECUTABLE=$(abspath $(BIN)/python) -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) >/dev/null
-	$(BIN)/cmake --build build -j$(JOBS)
-	cp build/_native*.so src/legato/.native.tmp && mv src/legato/.native.tmp src/legato/$$(basename build/_native*.so)
+.PHONY: help serve test test-slow test-parity check format bench clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "legato needs Python 3.11 or newer; try: make PYTHON=python3.12 serve")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.tools: pyproject.toml | $(BIN)/python
+	$(PIP) "scikit-build-core>=0.11" "nanobind>=2.4" "cmake>=3.26" ninja
+	@touch $@
+
+$(VENV)/.installed: $(NATIVE) $(VENV)/.tools
+	@echo "building the kernels and installing legato (about a minute) ..."
+	$(PIP) --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.installed
+	$(PIP) --no-build-isolation -e ".[dev]"
+	@touch $@
+
+serve: $(VENV)/.installed ## build, fetch the default model, serve it on 127.0.0.1:8000 (PORT=, MODEL=)
+	@exec $(BIN)/legato serve $(MODEL) --port $(PORT)
+
+test: $(VENV)/.dev ## the whole test suite
+	@exec $(BIN)/python -m pytest
+
+test-slow: $(VENV)/.dev ## the tests that take minutes
+	@exec $(BIN)/python -m pytest -m slow --timeout 3600
+
+test-parity: ## live comparison with transformers, in an environment of its own
+	@exec tests/parity/run.sh
+
+check: $(VENV)/.dev ## lint, format, types, layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
+
+format: $(VENV)/.dev ## format everything
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CXX_FILES)
+
+bench: $(VENV)/.installed ## kernels and engine on this machine; with peers: benchmarks/README.md
+	$(BIN)/python benchmarks/run.py
+
+clean: ## remove the environment and the build
+	rm -rf $(VENV) build
+
 .PHONY: native
+native: ## rebuild the kernels in place
+	$(BIN)/cmake -S . -B build/dev -G Ninja -DPython_EXECUTABLE=$(abspath $(BIN)/python) -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) >/dev/null
+	$(BIN)/cmake --build build/dev -j2
+	cp build/dev/_native*.so src/legato/.native.tmp && mv src/legato/.native.tmp src/legato/$$(basename build/dev/_native*.so)
