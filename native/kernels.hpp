@@ -27,18 +27,23 @@ struct Quantised {
     std::int64_t cols;
 };
 
-// Table of one instruction set's kernels. One more struct per area may be added; members are filled in native/isa/.
+// The linear kernels of one instruction set; `legato::<isa>::linear_kernels()` (native/isa/linear.cpp) returns them.
 struct LinearKernels {
     std::size_t (*quantised_nbytes)(std::int64_t rows, std::int64_t cols);
     void (*quantise)(const Rows& x, const Quantised& out);
-    // y[r, o] = sum_k x[r, k] * w[o, k] (+ bias[o]) (+ residual[r, o]); `bias` and `residual` may be null; `y` and
-    // `residual` may be the same memory. `x_int8` is used when the weight is 4- or 8-bit and `x_int8` is not null, else `x`.
-    // `scratch` holds `linear_scratch_nbytes(threads)` bytes, shared by the team.
-    void (*linear)(const Matrix& w, const Rows& x, const Quantised* x_int8, const Rows& y, const float* bias,
-                   const Rows* residual, std::byte* scratch);
-    std::size_t (*linear_scratch_nbytes)(const Matrix& w, int threads, bool int8);
-    // y[r, :] = scale * w[ids[r], :]
+    // y[r, o] = sum_k x[r, k] * w[o, k] (+ bias[o]) (+ residual[r, o]), the outputs of `parts` (all with x.cols inputs)
+    // side by side in y. `bias` and `residual` may be null; `y` and `residual` may be the same memory. `x_int8` is used for
+    // the quantised parts if it is not null, else `x`. One work-sharing loop over the panels of all parts, one barrier.
+    // `scratch` holds `linear_scratch_nbytes` bytes, shared by the team, 64-byte aligned.
+    void (*linear)(const Matrix* const* parts, int part_count, const Rows& x, const Quantised* x_int8, const Rows& y,
+                   const float* bias, const Rows* residual, std::byte* scratch);
+    std::size_t (*linear_scratch_nbytes)(const Matrix* const* parts, int part_count, int threads, bool int8);
+    // y[r, :] = scale * w[ids[r], :]; ids must be in range.
     void (*gather)(const Matrix& w, const std::int32_t* ids, float scale, const Rows& y);
+    // Called by one thread: runs independent fused multiply-adds on registers for about `seconds`; returns flop/s.
+    double (*fma_peak)(double seconds);
+    // Called by one thread: bytes/s of reading [data, data + nbytes) once, with the widest loads.
+    double (*read_bandwidth)(const std::byte* data, std::size_t nbytes);
 };
 
 }  // namespace legato

@@ -1,0 +1,19 @@
+// One linear layer on its own, for tests and benchmarks: its own parallel region and buffers.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels.hpp"
+#include "matrix.hpp"
+
+namespace legato {
+
+// y [rows, w.rows()] = x [rows, w.cols()] * w^T, with int8 activations for a quantised `w` if `int8`, else fp32 ones.
+void linear_once(const LinearKernels& kernels, const Matrix& w, const float* x, std::int64_t rows, float* y, bool int8,
+                 int threads);
+
+// y [count, w.cols()] = scale * w[ids]. Throws std::invalid_argument for an id that is out of range.
+void gather_once(const LinearKernels& kernels, const Matrix& w, const std::int32_t* ids, std::int64_t count, float scale,
+                 float* y, int threads);
+
+}  // namespace legato
