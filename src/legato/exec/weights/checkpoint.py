@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Literal
 
 from legato.errors import ConfigError, ModelNotFound
 from legato.exec.spec import ModelSpec
 from legato.exec.weights.gguf import GgufFile
 from legato.exec.weights.layout import check_tensors, expected_shapes
+from legato.exec.weights.quantize import Quantize
+from legato.exec.weights.safetensors import SafetensorsCheckpoint
 from legato.exec.weights.spec_gguf import spec_from_gguf
 from legato.exec.weights.tensor import F32, Checkpoint, HostTensor
 
 _ROPE_FACTORS = "rope_freqs.weight"
 
-Quantize = Literal["int8", "int4"]
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in total)."""
 
@@ -28,8 +28,6 @@ def open_checkpoint(path: Path, *, quantize: Quantize | None = None) -> Checkpoi
     Raises ModelNotFound, ModelUnsupported or ModelCorrupt.
     """
     if path.is_dir():
-        from legato.exec.weights.safetensors import SafetensorsCheckpoint
-
         return SafetensorsCheckpoint(path, quantize)
     if not path.exists():
         raise ModelNotFound(f"{path} does not exist")

@@ -33,7 +33,9 @@ class Fields:
         value = self._get(key, default)
         if isinstance(value, list):
             if not value or any(item != value[0] for item in value):
-                raise ModelUnsupported(f"{self.source}: {self._prefix}{key} differs from layer to layer, not implemented")
+                raise ModelUnsupported(
+                    f"{self.source}: {self._prefix}{key} differs from layer to layer, not implemented"
+                )
             value = value[0]
         if not isinstance(value, int) or isinstance(value, bool):
             raise self._wrong(key, value, "an integer")
@@ -72,6 +74,14 @@ class Fields:
         if not isinstance(value, dict):
             raise self._wrong(key, value, "an object")
         return Fields(value, f"{self.source}, {key}")
+
+    def is_null(self, key: str) -> bool:
+        """Whether the key is there, with null: not the same as absent where the default is not null."""
+        return self._prefix + key in self._values and self.raw(key) is None
+
+    def with_defaults(self, defaults: Mapping[str, object]) -> Fields:
+        """The same with `defaults` for what is absent."""
+        return Fields({**defaults, **self._values}, self.source, self._prefix)
 
     def _get(self, key: str, default: object) -> object:
         value = self.raw(key)

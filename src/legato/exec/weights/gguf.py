@@ -12,8 +12,8 @@ import mmap
 import os
 import struct
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGUF_DEFAULT_ALIGNMENT, GGMLQuantizationType, GGUFValueType
@@ -45,7 +45,7 @@ _SCALARS = {
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One entry of the directory. `shape`: outermost first, so (out, in) for a matrix. `offset`: bytes into the file."""
+    """One entry of the directory. `shape`: outermost first, (out, in) for a matrix. `offset`: bytes into the file."""
 
     name: str
     type_name: str
@@ -105,7 +105,7 @@ class GgufFile:
     def _read(self, info: TensorInfo, start: int, count: int) -> U8:
         raw = np.empty(count, np.uint8)
         self._file.seek(info.offset + start)
-        got = self._file.readinto(memoryview(raw))  # type: ignore[attr-defined]
+        got = self._file.readinto(raw.data)
         if got != count:
             raise ModelCorrupt(f"{self.path}: cut short while reading tensor {info.name}")
         return raw
@@ -117,7 +117,7 @@ def read_metadata(path: Path) -> dict[str, object]:
         return _read_directory(file, path)[0]
 
 
-def open_for_reading(path: Path) -> BinaryIO:
+def open_for_reading(path: Path) -> BufferedReader:
     """The file, opened; ModelNotFound if that fails."""
     try:
         return path.open("rb")
@@ -125,7 +125,7 @@ def open_for_reading(path: Path) -> BinaryIO:
         raise ModelNotFound(f"cannot open {path}: {error.strerror or error}") from error
 
 
-def _read_directory(file: BinaryIO, path: Path) -> tuple[dict[str, object], dict[str, TensorInfo]]:
+def _read_directory(file: BufferedReader, path: Path) -> tuple[dict[str, object], dict[str, TensorInfo]]:
     size = os.fstat(file.fileno()).st_size
     if size < 24:
         raise ModelCorrupt(f"{path}: {size} bytes is too short for a GGUF file")
@@ -295,7 +295,7 @@ class _Cursor:
     def _require_room(self, count: int, each_bytes: int, what: str) -> None:
         if count * each_bytes > self._size - self._at:
             raise ModelCorrupt(
-                f"{self._path}: {count:,} {what} cannot fit in a file of {self._size:,} bytes; it is damaged or truncated"
+                f"{self._path}: {count:,} {what} cannot fit in a file of {self._size:,} bytes; damaged or truncated"
             )
 
     def _truncated(self, what: str) -> ModelCorrupt:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -70,7 +70,7 @@ def decode(type_name: str, out: int, inputs: int, read: ReadRows) -> HostTensor:
 
 
 def _decode_dense(dtype: DenseType, out: int, inputs: int, read: ReadRows) -> DenseTensor:
-    number = {"f32": np.dtype("<f4"), "f16": np.dtype("<f2"), "bf16": np.dtype("<u2")}[dtype]
+    number: np.dtype[Any] = np.dtype({"f32": "<f4", "f16": "<f2", "bf16": "<u2"}[dtype])
     values = np.empty((out, inputs), number)
     for start, stop in _row_chunks(out, inputs * number.itemsize):
         values[start:stop] = read(start, stop).view(number).reshape(stop - start, inputs)

@@ -100,15 +100,15 @@ def _gemma3_layers(fields: Fields, layers: int) -> tuple[LayerSpec, ...]:
     pattern = fields.raw("attention.sliding_window_pattern")
     if isinstance(pattern, list):  # one flag a layer: does it slide?
         if len(pattern) != layers:
-            raise ModelCorrupt(f"{fields.source}: sliding_window_pattern has {len(pattern)} entries for {layers} layers")
+            raise ModelCorrupt(
+                f"{fields.source}: sliding_window_pattern has {len(pattern)} entries for {layers} layers"
+            )
         return tuple(local if slides else every for slides in pattern)
     period = fields.integer("attention.sliding_window_pattern", _GEMMA3_PATTERN)
     return tuple(every if (layer + 1) % period == 0 else local for layer in range(layers))
 
 
-def _ropes(
-    fields: Fields, architecture: str, head_dim: int, factors: Sequence[float] | None
-) -> tuple[RopeSpec, ...]:
+def _ropes(fields: Fields, architecture: str, head_dim: int, factors: Sequence[float] | None) -> tuple[RopeSpec, ...]:
     dim = fields.integer("rope.dimension_count", head_dim, low=2)
     if dim > head_dim or dim % 2:
         raise ModelCorrupt(f"{fields.source}: rope.dimension_count {dim} does not fit a head of {head_dim}")
