@@ -1,0 +1,68 @@
+"""Carries out a plan: rows → logits → tokens."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from legato.core.plan import StepPlan, StepResult
+from legato.core.view import RowSource
+from legato.exec.batch import Batch, build_batch
+from legato.exec.ops import FloatArray
+from legato.exec.profile import StepClock
+from legato.exec.sampler import Sampler
+
+
+class Backend(Protocol):
+    """A decoder with its weights and its KV pool."""
+
+    def run(self, batch: Batch) -> FloatArray:
+        """Logits `[len(batch.logit_rows), vocab]`, valid until the next call; keys and values are in the pool then."""
+
+
+class ModelExecutor:
+    """The `Executor` of a model: `bind` it to the scheduler's state once, then `execute` each plan after `apply`."""
+
+    def __init__(self, backend: Backend, *, block_tokens: int, clock: StepClock | None = None) -> None:
+        self._backend = backend
+        self._block_tokens = block_tokens
+        self._sampler = Sampler()
+        self._source: RowSource | None = None
+        self.clock = clock
+
+    def bind(self, source: RowSource) -> None:
+        """Names the state that `execute` reads requests, tokens and block tables from."""
+        self._source = source
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Computes the planned rows and samples where `plan.samples` says so.
+
+        A request whose logits are not finite (damaged weights, an overflow) is named in `failed` and disturbs no other.
+        """
+        source, clock = self._source, self.clock
+        assert source is not None, "bind the executor to a state first"
+        if clock:
+            clock.start()
+        batch = build_batch(plan, source, self._block_tokens)
+        if clock:
+            clock.lap("batch")
+        logits = self._backend.run(batch)
+        if clock:
+            clock.lap("run")
+        wanted = [i for i, samples in enumerate(plan.samples) if samples]
+        request_ids = tuple(plan.request_ids[i] for i in wanted)
+        sampled = self._sampler.sample(
+            logits,
+            [source.request(request_id) for request_id in request_ids],
+            [plan.starts[i] + plan.counts[i] for i in wanted],
+            [source.tokens(request_id) for request_id in request_ids],
+        )
+        if clock:
+            clock.lap("sample")
+        has_logprobs = any(entry is not None for entry in sampled.logprobs)
+        return StepResult(
+            step=plan.step,
+            request_ids=request_ids,
+            token_ids=sampled.token_ids,
+            logprobs=sampled.logprobs if has_logprobs else (),
+            failed=tuple(request_ids[row] for row in sampled.failed),
+        )
