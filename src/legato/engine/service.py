@@ -1,0 +1,387 @@
+"""`EngineService`: the engine in a process of its own, seen from asyncio. One message a step, whatever the streams."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import pickle
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+from legato import errors
+from legato.core.request import Request, Sampling, StopRule
+from legato.engine.metrics import EngineMetrics
+from legato.engine.wire import (
+    Abort,
+    EngineInfo,
+    Failed,
+    FrameBuffer,
+    LogprobEntry,
+    Progress,
+    Ready,
+    Rejected,
+    Shutdown,
+    StepDone,
+    StepStats,
+    ToEngine,
+    decode_from_engine,
+    frame,
+    submit_message,
+)
+from legato.engine.worker import EngineFactory, ReportProgress
+
+SEND_BUFFER_BYTES = 1 << 20
+STOP_TIMEOUT_S = 5.0
+_CHILD = "import sys; from legato.engine.worker import main; sys.exit(main({fd}))"
+
+
+class TokenEvent(NamedTuple):
+    """What happened to one sequence in one step. `token_id` -1: no token. `finish`: the reason it ended, if it did."""
+
+    request_id: int
+    token_id: int
+    logprobs: LogprobEntry | None
+    finish: str | None
+
+
+class TokenStream:
+    """Events of the sequences of one client request, in order. Made by `EngineService.open_stream`."""
+
+    __slots__ = ("_error", "_events", "_open", "_service", "_waiter")
+
+    def __init__(self, service: EngineService) -> None:
+        self._service = service
+        self._events: list[TokenEvent] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: errors.LegatoError | None = None
+        self._open: set[int] = set()
+
+    async def take(self) -> list[TokenEvent]:
+        """All events since the last call, at least one. Raises what ended the stream: EngineError, RequestError."""
+        while not self._events:
+            if self._error is not None:
+                raise self._error
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        events, self._events = self._events, []
+        return events
+
+    def finish(self, request_id: int, reason: str = "stop") -> None:
+        """Ends one sequence early (a stop string): its slot is free before the engine's next step."""
+        if request_id in self._open:
+            self._open.discard(request_id)
+            self._service.abort(request_id, reason)
+
+    def close(self) -> None:
+        """The client is gone, or served: whatever still runs is aborted. Safe to call twice."""
+        for request_id in list(self._open):
+            self.finish(request_id, "abort")
+
+    def fail(self, error: errors.LegatoError) -> None:
+        """Makes `take` raise `error` once the events before it are taken."""
+        self._error = error
+        self._wake()
+
+    def _add(self, request_id: int) -> None:
+        self._open.add(request_id)
+
+    def _push(self, event: TokenEvent) -> None:
+        if event.finish is not None:
+            self._open.discard(event.request_id)
+        self._events.append(event)
+        if self._waiter is not None:
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class _Live:
+    """A sequence the engine works on."""
+
+    __slots__ = ("arrival_s", "last_token_s", "prompt_tokens", "stream")
+
+    def __init__(self, stream: TokenStream, arrival_s: float, prompt_tokens: int) -> None:
+        self.stream = stream
+        self.arrival_s = arrival_s
+        self.prompt_tokens = prompt_tokens
+        self.last_token_s = -1.0
+
+
+class EngineService:
+    """Starts, feeds, hears and ends the engine process.
+
+    `factory` builds the engine there. `environment` is added to the process's (OpenMP's settings). `on_progress` hears
+    of loading. `on_step` sees every step's numbers. All methods belong to the event loop that called `start`.
+    """
+
+    def __init__(
+        self,
+        factory: EngineFactory,
+        *,
+        environment: Mapping[str, str] | None = None,
+        on_progress: ReportProgress | None = None,
+        on_step: Callable[[StepStats], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._factory = factory
+        self._environment = dict(environment or {})
+        self._on_progress = on_progress
+        self._on_step = on_step
+        self._clock = clock
+        self._ids = itertools.count(1)
+        self._live: dict[int, _Live] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._transport: asyncio.Transport | None = None
+        self._ready: asyncio.Future[EngineInfo] | None = None
+        self._stopping = False
+        self._ending: asyncio.Task[None] | None = None
+        self._reported: errors.LegatoError | None = None
+        self.detail = ""
+        """Traceback of the engine process, when it broke on a bug of ours."""
+        self.failure: errors.EngineError | None = None
+        """Why the engine is gone, once it is."""
+        self.metrics = EngineMetrics()
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the engine is. EngineError before it is ready."""
+        if self._ready is None or not self._ready.done() or self._ready.exception() is not None:
+            raise errors.EngineError("the engine is not ready")
+        return self._ready.result()
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests can be served."""
+        return self.metrics.alive
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the engine."""
+        return None if self._process is None else self._process.pid
+
+    async def start(self) -> EngineInfo:
+        """Starts the process; returns when it is ready. Raises what it raised: ModelError, ConfigError, EngineError."""
+        loop = asyncio.get_running_loop()
+        self._ready = loop.create_future()
+        ours, theirs = socket.socketpair()
+        for end in (ours, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        start = pickle.dumps((sys.path, pickle.dumps(self._factory)))
+        try:
+            with _interrupts_ignored():
+                self._process = subprocess.Popen(  # noqa: ASYNC220  (a millisecond, before anything is served)
+                    [sys.executable, "-c", _CHILD.format(fd=theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    env={**os.environ, **self._environment},
+                )
+        except OSError as error:
+            ours.close()
+            raise errors.EngineError(f"the engine process could not be started: {error}") from error
+        finally:
+            theirs.close()
+        ours.setblocking(False)
+        await loop.create_unix_connection(lambda: _Reader(self), sock=ours)
+        assert self._transport is not None
+        self._transport.write(struct.pack("<I", len(start)) + start)
+        try:
+            return await self._ready
+        except BaseException:
+            await self.stop()
+            raise
+
+    def open_stream(self) -> TokenStream:
+        """A place for the events of one client request."""
+        return TokenStream(self)
+
+    def submit(self, stream: TokenStream, prompt: tuple[int, ...], sampling: Sampling, stop: StopRule) -> int:
+        """Queues one sequence; its events arrive in `stream`. Returns its id. EngineError if the engine is gone."""
+        if self.failure is not None:
+            raise self.failure
+        request = Request(next(self._ids), prompt, sampling, stop, self._clock())
+        self._send(submit_message(request))
+        self._live[request.request_id] = _Live(stream, request.arrival_s, len(prompt))
+        stream._add(request.request_id)
+        return request.request_id
+
+    def abort(self, request_id: int, reason: str = "abort") -> None:
+        """Ends a sequence; the engine hears of it before its next step. Unknown and finished ids are ignored."""
+        live = self._live.pop(request_id, None)
+        if live is None:
+            return
+        self.metrics.record_finish(reason, self._clock() - live.arrival_s)
+        if self.failure is None:
+            self._send(Abort(request_id))
+
+    async def stop(self) -> None:
+        """Ends the process: at once while it loads, else after its step, by force after five seconds.
+
+        Open streams get an EngineError.
+        """
+        self._stopping = True
+        process, transport = self._process, self._transport
+        if process is None:
+            return
+        if not self.alive:
+            process.kill()
+        if transport is not None and not transport.is_closing():
+            self._send(Shutdown())
+            transport.close()
+        try:
+            await asyncio.to_thread(process.wait, STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            await asyncio.to_thread(process.wait)
+        if self._ending is not None:
+            await self._ending
+
+    def _send(self, message: ToEngine) -> None:
+        assert self._transport is not None
+        self._transport.write(frame(message))
+
+    def _receive(self, body: bytes) -> None:
+        message = decode_from_engine(body)
+        if isinstance(message, StepDone):
+            self._dispatch(message)
+        elif isinstance(message, Progress):
+            if self._on_progress is not None:
+                self._on_progress(message.stage, message.done, message.total)
+        elif isinstance(message, Ready):
+            self.metrics.alive = True
+            blocks = message.info.kv_blocks
+            self.metrics.last_step = StepStats(free_blocks=blocks)
+            assert self._ready is not None
+            if not self._ready.done():
+                self._ready.set_result(message.info)
+        elif isinstance(message, Rejected):
+            live = self._live.pop(message.request_id, None)
+            if live is not None:
+                self.metrics.record_finish("error", self._clock() - live.arrival_s)
+                live.stream._open.discard(message.request_id)
+                live.stream.fail(errors.RequestError(message.message))
+        elif isinstance(message, Failed):
+            self._reported = _error_of(message)
+            self.detail = message.detail
+
+    def _dispatch(self, message: StepDone) -> None:
+        """Hands every stream its tokens; runs once a step, so it does as little as it can for each token."""
+        now_s = self._clock()
+        metrics, live_by_id = self.metrics, self._live
+        metrics.record_step(message.stats)
+        if self._on_step is not None:
+            self._on_step(message.stats)
+        finished = dict(message.finished)
+        logprobs = message.logprobs or itertools.repeat(None)
+        for request_id, token_id, entry in zip(message.request_ids, message.token_ids, logprobs, strict=False):
+            live = live_by_id.get(request_id)
+            if live is None:
+                continue  # aborted while this step ran
+            if live.last_token_s < 0.0:
+                metrics.ttft_seconds.observe(now_s - live.arrival_s)
+                metrics.prompt_tokens += live.prompt_tokens
+            else:
+                metrics.itl_seconds.observe(now_s - live.last_token_s)
+            live.last_token_s = now_s
+            metrics.generated_tokens += 1
+            reason = finished.pop(request_id, None) if finished else None
+            if reason is not None:
+                del live_by_id[request_id]
+                metrics.record_finish(reason, now_s - live.arrival_s)
+            live.stream._push(TokenEvent(request_id, token_id, entry, reason))
+        for request_id, reason in finished.items():
+            live = live_by_id.pop(request_id, None)
+            if live is not None:
+                metrics.record_finish(reason, now_s - live.arrival_s)
+                live.stream._push(TokenEvent(request_id, -1, None, reason))
+
+    def _connected(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+
+    def _disconnected(self) -> None:
+        self.metrics.alive = False
+        self._ending = asyncio.get_running_loop().create_task(self._end())
+
+    async def _end(self) -> None:
+        """Says why the process is gone to everybody who waits for it."""
+        assert self._process is not None
+        self.failure = errors.EngineError("the engine process is gone")
+        try:
+            status = await asyncio.to_thread(self._process.wait, STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            status = await asyncio.to_thread(self._process.wait)
+        error = self._reported
+        if error is None:
+            error = errors.EngineError("the engine was stopped" if self._stopping else _how_it_ended(status))
+        self.failure = error if isinstance(error, errors.EngineError) else errors.EngineError(str(error))
+        assert self._ready is not None
+        if not self._ready.done():
+            self._ready.set_exception(error)
+            self._ready.exception()  # retrieved: a start that was cancelled leaves no warning
+        live, self._live = self._live, {}
+        for entry in live.values():
+            self.metrics.record_finish("error", self._clock() - entry.arrival_s)
+            entry.stream.fail(self.failure)
+
+
+class _Reader(asyncio.Protocol):
+    """Bytes of the engine's socket, to messages, within the event loop's callback."""
+
+    def __init__(self, service: EngineService) -> None:
+        self._service = service
+        self._frames = FrameBuffer()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._service._connected(transport)  # type: ignore[arg-type]
+
+    def data_received(self, data: bytes) -> None:
+        for body in self._frames.feed(data):
+            self._service._receive(body)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._service._disconnected()
+
+
+@contextlib.contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """A child started inside ignores Ctrl-C from its first instruction; we go on as before."""
+    try:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except ValueError:  # not the main thread: the child still ignores it once it runs Python
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _how_it_ended(status: int) -> str:
+    if status < 0:
+        try:
+            name = signal.Signals(-status).name
+        except ValueError:
+            name = f"signal {-status}"
+        hint = " (out of memory?)" if name == "SIGKILL" else ""
+        return f"the engine process was ended by {name}{hint}"
+    return f"the engine process ended with status {status}"
+
+
+def _error_of(message: Failed) -> errors.LegatoError:
+    kind = getattr(errors, message.kind, None)
+    if isinstance(kind, type) and issubclass(kind, errors.LegatoError):
+        return kind(message.message)
+    return errors.EngineError(f"the engine broke: {message.message}")

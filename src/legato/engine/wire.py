@@ -1,0 +1,222 @@
+"""The messages between the server's process and the engine's: msgpack arrays in length-prefixed frames.
+
+One `StepDone` a step carries the tokens of all streams. Prompts travel as packed 32-bit integers.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from array import array
+
+import msgspec
+
+from legato.core.plan import TokenLogprobs
+from legato.core.request import Request, Sampling, StopRule
+from legato.errors import EngineError
+
+MAX_FRAME_BYTES = 1 << 30
+_length = struct.Struct("<I")
+
+
+class EngineInfo(msgspec.Struct, frozen=True):
+    """What an engine is, once it is ready. Sizes in tokens, blocks and bytes; `limits` words for the banner."""
+
+    max_model_len: int
+    vocab: int
+    kv_blocks: int
+    block_tokens: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    threads: int = 0
+    weights_bytes: int = 0
+    kv_bytes: int = 0
+    scratch_bytes: int = 0
+    load_s: float = 0.0
+    description: str = ""
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens the whole KV pool holds."""
+        return self.kv_blocks * self.block_tokens
+
+
+class StepStats(msgspec.Struct, array_like=True, frozen=True):
+    """One step in numbers. `rows` 0: nothing was computed (an abort, say, changed the counts).
+
+    `gap_s`: from the end of the step before to the start of this one, -1 if the engine was idle in between.
+    `free_blocks` -1: unknown.
+    """
+
+    step: int = 0
+    duration_s: float = 0.0
+    gap_s: float = -1.0
+    rows: int = 0
+    chunk_tokens: int = 0
+    running: int = 0
+    waiting: int = 0
+    free_blocks: int = -1
+    preempted: int = 0
+
+
+LogprobEntry = tuple[float, list[tuple[int, float]]]
+
+
+class Submit(msgspec.Struct, array_like=True, tag=1):
+    """A request for the engine. `prompt`: little-endian int32."""
+
+    request_id: int
+    prompt: bytes
+    sampling: Sampling
+    max_tokens: int
+    stop_token_ids: list[int]
+    min_tokens: int
+    arrival_s: float
+
+
+class Abort(msgspec.Struct, array_like=True, tag=2):
+    """The request's client is gone, or a stop string ended it."""
+
+    request_id: int
+
+
+class Shutdown(msgspec.Struct, array_like=True, tag=3):
+    """End the engine process now."""
+
+
+class Progress(msgspec.Struct, array_like=True, tag=1):
+    """How far start-up got, in bytes."""
+
+    stage: str
+    done: int
+    total: int
+
+
+class Ready(msgspec.Struct, array_like=True, tag=2):
+    """The engine takes requests."""
+
+    info: EngineInfo
+
+
+class Failed(msgspec.Struct, array_like=True, tag=3):
+    """The engine could not start, or broke. `kind`: class name in `legato.errors`, or "bug" with a traceback."""
+
+    kind: str
+    message: str
+    detail: str = ""
+
+
+class Rejected(msgspec.Struct, array_like=True, tag=4):
+    """One request the engine refused; nothing else is disturbed."""
+
+    request_id: int
+    kind: str
+    message: str
+
+
+class StepDone(msgspec.Struct, array_like=True, tag=5):
+    """Tokens of one step, one entry a sampled request, and who finished. `logprobs`: empty, or one entry a token."""
+
+    request_ids: list[int]
+    token_ids: list[int]
+    logprobs: list[LogprobEntry | None]
+    finished: list[tuple[int, str]]
+    stats: StepStats
+
+
+ToEngine = Submit | Abort | Shutdown
+FromEngine = Progress | Ready | Failed | Rejected | StepDone
+
+_encoder = msgspec.msgpack.Encoder()
+_to_engine = msgspec.msgpack.Decoder(ToEngine)
+_from_engine = msgspec.msgpack.Decoder(FromEngine)
+
+
+def frame(message: ToEngine | FromEngine) -> bytes:
+    """The message as it goes over the socket."""
+    body = _encoder.encode(message)
+    if len(body) > MAX_FRAME_BYTES:
+        raise EngineError(f"a message of {len(body)} bytes exceeds the limit of {MAX_FRAME_BYTES}")
+    return _length.pack(len(body)) + body
+
+
+def submit_message(request: Request) -> Submit:
+    """`Request`, packed."""
+    return Submit(
+        request.request_id,
+        array("i", request.prompt).tobytes(),
+        request.sampling,
+        request.stop.max_tokens,
+        list(request.stop.token_ids),
+        request.stop.min_tokens,
+        request.arrival_s,
+    )
+
+
+def request_of(message: Submit) -> Request:
+    """The `Request` of a `Submit`."""
+    prompt = array("i")
+    prompt.frombytes(message.prompt)
+    return Request(
+        message.request_id,
+        tuple(prompt),
+        message.sampling,
+        StopRule(message.max_tokens, frozenset(message.stop_token_ids), message.min_tokens),
+        message.arrival_s,
+    )
+
+
+def pack_logprobs(entry: TokenLogprobs | None) -> LogprobEntry | None:
+    """`TokenLogprobs` as it travels."""
+    return None if entry is None else (entry.chosen, [(int(token), float(value)) for token, value in entry.top])
+
+
+class FrameBuffer:
+    """Splits a stream of bytes into message bodies."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Bodies that are complete now."""
+        self._buffer += data
+        bodies, at = [], 0
+        while len(self._buffer) - at >= 4:
+            size = _length.unpack_from(self._buffer, at)[0]
+            if len(self._buffer) - at - 4 < size:
+                break
+            bodies.append(bytes(self._buffer[at + 4 : at + 4 + size]))
+            at += 4 + size
+        del self._buffer[:at]
+        return bodies
+
+
+def decode_from_engine(body: bytes) -> FromEngine:
+    """A message of the engine process."""
+    return _from_engine.decode(body)
+
+
+class EngineSocket:
+    """The engine process's end: blocking sends, receives that wait only when asked to."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._frames = FrameBuffer()
+        self._sock.setblocking(True)
+
+    def send(self, message: FromEngine) -> None:
+        """Sends; BrokenPipeError or ConnectionResetError if the other process is gone."""
+        self._sock.sendall(frame(message))
+
+    def receive(self, *, wait: bool) -> list[ToEngine]:
+        """Messages that have arrived. `wait`: sleeps (no polling) until there is one. EOFError: the parent is gone."""
+        out: list[ToEngine] = []
+        while True:
+            flags = 0 if wait and not out else socket.MSG_DONTWAIT
+            try:
+                data = self._sock.recv(1 << 18, flags)
+            except BlockingIOError:
+                return out
+            if not data:
+                raise EOFError
+            out.extend(_to_engine.decode(body) for body in self._frames.feed(data))

@@ -1,0 +1,215 @@
+"""The engine process: takes requests from its socket before each step, steps, sends one message. No asyncio, no text.
+
+Started by `service.EngineService` as a fresh interpreter, so no thread, event loop or GIL is shared.
+"""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import signal
+import socket
+import struct
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from legato.core.plan import TokenLogprobs
+from legato.core.request import Request
+from legato.engine.wire import (
+    Abort,
+    EngineInfo,
+    EngineSocket,
+    Failed,
+    Progress,
+    Ready,
+    Rejected,
+    Shutdown,
+    StepDone,
+    StepStats,
+    Submit,
+    pack_logprobs,
+    request_of,
+)
+from legato.errors import LegatoError, RequestError
+
+PROGRESS_INTERVAL_S = 0.05
+
+ReportProgress = Callable[[str, int, int], None]
+"""Called with (stage, bytes done, bytes in all) while an engine is being built."""
+
+
+class StepEvents(Protocol):
+    """What one step did, in columns: a token a sampled request, and who finished with which reason."""
+
+    @property
+    def request_ids(self) -> Sequence[int]:
+        """Requests that got a token."""
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """Their tokens."""
+
+    @property
+    def logprobs(self) -> Sequence[TokenLogprobs | None]:
+        """Empty, or one entry a token."""
+
+    @property
+    def finished(self) -> Sequence[tuple[int, str]]:
+        """(request, reason) of those that ended with this step."""
+
+    @property
+    def rows(self) -> int:
+        """Rows computed."""
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Rows that belong to prompts."""
+
+    @property
+    def preempted(self) -> int:
+        """Sequences preempted."""
+
+
+class StepEngine(Protocol):
+    """What the process drives; `engine.loop.Engine` is the real one."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would advance anything."""
+
+    def submit(self, request: Request) -> None:
+        """Queues a request; RequestError if it can never run."""
+
+    def abort(self, request_id: int) -> None:
+        """Frees the request's slot and blocks now. Unknown ids are ignored."""
+
+    def step(self) -> StepEvents:
+        """Plans, executes and commits one step."""
+
+    def counts(self) -> tuple[int, int, int]:
+        """Running sequences, waiting sequences, free KV blocks."""
+
+
+EngineFactory = Callable[[ReportProgress], tuple[StepEngine, EngineInfo]]
+"""Builds the engine, in its own process. Must be picklable: a module-level function or a `functools.partial` of one."""
+
+
+def serve_engine(port: EngineSocket, engine: StepEngine, clock: Callable[[], float]) -> None:
+    """Runs until told to shut down or the other end is gone (EOFError, BrokenPipeError). Sleeps when idle."""
+    step, last_end_s = 0, -1.0
+    while True:
+        messages = port.receive(wait=not engine.has_work)
+        for message in messages:
+            if isinstance(message, Submit):
+                try:
+                    engine.submit(request_of(message))
+                except RequestError as error:
+                    port.send(Rejected(message.request_id, type(error).__name__, str(error)))
+            elif isinstance(message, Abort):
+                engine.abort(message.request_id)
+            elif isinstance(message, Shutdown):
+                return
+        if not engine.has_work:
+            last_end_s = -1.0
+            running, waiting, free_blocks = engine.counts()
+            stats = StepStats(step=step, running=running, waiting=waiting, free_blocks=free_blocks)
+            port.send(StepDone([], [], [], [], stats))
+            continue
+        start_s = clock()
+        events = engine.step()
+        end_s = clock()
+        step += 1
+        running, waiting, free_blocks = engine.counts()
+        stats = StepStats(
+            step=step,
+            duration_s=end_s - start_s,
+            gap_s=start_s - last_end_s if last_end_s >= 0.0 else -1.0,
+            rows=events.rows,
+            chunk_tokens=events.chunk_tokens,
+            running=running,
+            waiting=waiting,
+            free_blocks=free_blocks,
+            preempted=events.preempted,
+        )
+        last_end_s = end_s
+        port.send(
+            StepDone(
+                list(events.request_ids),
+                list(events.token_ids),
+                [pack_logprobs(entry) for entry in events.logprobs] if any(events.logprobs) else [],
+                list(events.finished),
+                stats,
+            )
+        )
+
+
+def main(fd: int) -> int:
+    """Entry of the process: reads the pickled factory from socket `fd`, builds the engine, serves. Exit status."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
+    sock = socket.socket(fileno=fd)
+    try:
+        return _build_and_serve(EngineSocket(sock), *_receive_start(sock))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return 0  # the server is gone, and with it everybody we computed for
+    finally:
+        sock.close()
+
+
+def _build_and_serve(port: EngineSocket, path: list[str], factory_pickle: bytes) -> int:
+    sys.path[:] = path
+    last_report_s = 0.0
+
+    def report(stage: str, done: int, total: int) -> None:
+        nonlocal last_report_s
+        now_s = time.monotonic()
+        if done >= total or now_s - last_report_s >= PROGRESS_INTERVAL_S:
+            last_report_s = now_s
+            port.send(Progress(stage, done, total))
+
+    try:
+        factory: EngineFactory = pickle.loads(factory_pickle)
+        start_s = time.monotonic()
+        engine, info = factory(report)
+        gc.collect()
+        gc.freeze()  # what lives for ever is not walked again: no long collection in the middle of a step
+        if not info.load_s:
+            info = _with_load_time(info, time.monotonic() - start_s)
+        port.send(Ready(info))
+        serve_engine(port, engine, time.monotonic)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        raise
+    except LegatoError as error:
+        port.send(Failed(type(error).__name__, str(error)))
+        return 1
+    except MemoryError as error:
+        port.send(Failed("OutOfMemory", f"not enough memory: {error}"))
+        return 1
+    except Exception as error:
+        port.send(Failed("bug", f"{type(error).__name__}: {error}", traceback.format_exc()))
+        return 1
+    return 0
+
+
+def _with_load_time(info: EngineInfo, load_s: float) -> EngineInfo:
+    import msgspec
+
+    return msgspec.structs.replace(info, load_s=load_s)
+
+
+def _receive_start(sock: socket.socket) -> tuple[list[str], bytes]:
+    """The first frame: the parent's import path and the pickled factory."""
+    path, factory = pickle.loads(_receive_exactly(sock, struct.unpack("<I", _receive_exactly(sock, 4))[0]))
+    return path, factory
+
+
+def _receive_exactly(sock: socket.socket, size: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < size:
+        data = sock.recv(size - len(parts))
+        if not data:
+            raise EOFError
+        parts += data
+    return bytes(parts)
