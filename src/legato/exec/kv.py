@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from legato.errors import ConfigError
+from legato.errors import ConfigError, ModelUnsupported
 from legato.exec.spec import ModelSpec
 
 KvDtype = Literal["f16", "f32"]
 
 ITEM_BYTES: dict[KvDtype, int] = {"f16": 2, "f32": 4}
 BLOCK_TOKENS_MULTIPLE = 16
+HEAD_DIM_MULTIPLE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,10 @@ class KvLayout:
     @classmethod
     def of(cls, spec: ModelSpec, *, block_tokens: int, dtype: KvDtype) -> KvLayout:
         """Layout for a model. Raises ConfigError unless `block_tokens` is a positive multiple of 16."""
+        if spec.head_dim % HEAD_DIM_MULTIPLE:
+            raise ModelUnsupported(
+                f"{spec.name}: head_dim {spec.head_dim} is not a multiple of {HEAD_DIM_MULTIPLE}, as the kernels need"
+            )
         if block_tokens <= 0 or block_tokens % BLOCK_TOKENS_MULTIPLE:
             raise ConfigError(
                 f"block_tokens {block_tokens} is not a positive multiple of {BLOCK_TOKENS_MULTIPLE}: use 32"
@@ -37,8 +42,9 @@ class KvLayout:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one position's keys and values over all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * ITEM_BYTES[self.dtype]
+        """Bytes of one position's keys and values over all layers; values are padded to a multiple of 16 elements."""
+        elements = self.head_dim + -(-self.head_dim // 16) * 16
+        return self.layers * self.kv_heads * elements * ITEM_BYTES[self.dtype]
 
     @property
     def block_bytes(self) -> int:

@@ -104,7 +104,8 @@ class ReferenceOps:
         """See `Ops.gated`."""
         gate, up = np.split(x, 2, axis=1)
         if kind == "silu":
-            return np.asarray(gate / (1 + np.exp(-gate)) * up)
+            with np.errstate(over="ignore"):  # exp of a large number is infinite, and the gate then zero
+                return np.asarray(gate / (1 + np.exp(-gate)) * up)
         inner = np.sqrt(2 / np.pi).astype(self.dtype) * (gate + self.dtype(0.044715) * gate**3)
         return np.asarray(self.dtype(0.5) * gate * (1 + np.tanh(inner)) * up)
 

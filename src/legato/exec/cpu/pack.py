@@ -1,0 +1,109 @@
+"""Host tensors to the kernels' packed matrices, and how large these will be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from legato._native import Matrix
+from legato.exec.decoder import DecoderWeights, collect_weights, expect_shape
+from legato.exec.ops import FloatArray
+from legato.exec.rope import RopeTable
+from legato.exec.weights.tensor import Checkpoint, GroupedTensor, HostTensor
+
+Progress = Callable[[int, int], None]
+
+PANEL_OUTPUTS = 16
+
+
+def pack(tensor: HostTensor) -> Matrix:
+    """The tensor's values in panels of 16 outputs, none of them changed."""
+    if isinstance(tensor, GroupedTensor):
+        return Matrix.pack_grouped(
+            tensor.q, tensor.scale, tensor.minimum, zero=tensor.zero, bits=tensor.bits, group=tensor.group
+        )
+    return Matrix.pack_dense(tensor.values, dtype=tensor.dtype)
+
+
+def pack_weights(
+    checkpoint: Checkpoint, ropes: tuple[RopeTable, ...], progress: Progress | None = None
+) -> DecoderWeights[Matrix]:
+    """All weights, packed one tensor at a time, so that only one is in memory twice.
+
+    `progress(done, total)`, in bytes of the file, is called after each tensor. Raises ModelCorrupt.
+    """
+    done = 0
+
+    def advance(name: str) -> None:
+        nonlocal done
+        done += checkpoint.file_nbytes(name)
+        if progress is not None:
+            progress(done, checkpoint.nbytes)
+
+    def matrix(name: str, rows: int, cols: int) -> Matrix:
+        expect_shape(name, checkpoint.shape(name), (rows, cols))
+        packed = pack(checkpoint.tensor(name))
+        advance(name)
+        return packed
+
+    def vector(name: str, length: int) -> FloatArray:
+        expect_shape(name, checkpoint.shape(name), (length,))
+        values = checkpoint.vector(name)
+        advance(name)
+        return values
+
+    return collect_weights(checkpoint.spec, ropes, matrix, vector)
+
+
+class _Packed(NamedTuple):
+    """Bytes a group of 16 outputs takes: `codes` a value of one output (bytes), factors of `factor_bytes` a group."""
+
+    code_bytes: float
+    group: int
+    factor_bytes: int
+
+
+# Factors are fp16 where the file's are, fp32 for the products of Q4_K, Q5_K and Q6_K (11 + 6 bits or more).
+_PACKED = {
+    "F32": _Packed(4, 1, 0),
+    "F16": _Packed(2, 1, 0),
+    "BF16": _Packed(2, 1, 0),
+    "Q8_0": _Packed(1, 32, 2),
+    "Q4_0": _Packed(0.5, 32, 2),
+    "Q4_1": _Packed(0.5, 32, 4),
+    "Q5_0": _Packed(1, 32, 2),
+    "Q5_1": _Packed(1, 32, 4),
+    "Q4_K": _Packed(0.5, 32, 8),
+    "Q5_K": _Packed(1, 32, 8),
+    "Q6_K": _Packed(1, 16, 4),
+}
+_QUANTIZED = {"int8": _PACKED["Q8_0"], "int4": _PACKED["Q4_1"]}
+
+
+def packed_nbytes(checkpoint: Checkpoint, quantize: str | None) -> int:
+    """Bytes of all weights once packed; reads no tensor. `quantize`: what `open_checkpoint` was given."""
+    return sum(_tensor_nbytes(checkpoint, name, quantize) for name in checkpoint.names())
+
+
+def largest_host_nbytes(checkpoint: Checkpoint) -> int:
+    """Bytes of the largest tensor as it passes through the host: one byte a value if grouped, else as in the file."""
+    return max(
+        max(rows * cols, checkpoint.file_nbytes(name))
+        for name in checkpoint.names()
+        for rows, cols in [_two(checkpoint.shape(name))]
+    )
+
+
+def _tensor_nbytes(checkpoint: Checkpoint, name: str, quantize: str | None) -> int:
+    rows, cols = _two(checkpoint.shape(name))
+    if rows == 1:
+        return 4 * cols
+    form = _PACKED[checkpoint.file_type(name)]
+    if quantize is not None and form.group == 1 and cols % 32 == 0:
+        form = _QUANTIZED[quantize]
+    padded_rows = -(-rows // PANEL_OUTPUTS) * PANEL_OUTPUTS
+    return int(padded_rows * (cols * form.code_bytes + cols // form.group * form.factor_bytes))
+
+
+def _two(shape: tuple[int, ...]) -> tuple[int, int]:
+    return (shape[0], shape[1]) if len(shape) == 2 else (1, shape[0])

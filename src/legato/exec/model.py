@@ -1,0 +1,147 @@
+"""From a path to a model that carries out plans: weights packed, KV pool sized, program recorded."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from legato.errors import ConfigError
+from legato.exec.cpu.backend import Activations, CpuBackend, make_kv, record
+from legato.exec.cpu.pack import Progress, largest_host_nbytes, pack_weights, packed_nbytes
+from legato.exec.executor import ModelExecutor
+from legato.exec.kv import KvDtype, KvLayout, default_pool_blocks
+from legato.exec.memory import Footprint, available_bytes, process_memory, require_room
+from legato.exec.rope import rope_nbytes, rope_table
+from legato.exec.spec import ModelSpec
+from legato.exec.weights.checkpoint import open_checkpoint
+from legato.exec.weights.quantize import Quantize
+
+# Rows of float32 [vocab] the sampler has in hand at once: copy, weights, masks, sorted weights.
+_SAMPLER_ROWS = 8
+_LESS_MEMORY = "use a smaller or more strongly quantised model, or free memory"
+_LESS_KV = "lower --kv-tokens or --max-model-len, or use --kv-dtype f16"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to run. `max_model_len`: positions a request may reach. `footprint`: predicted, see `Footprint`."""
+
+    spec: ModelSpec
+    executor: ModelExecutor
+    backend: CpuBackend
+    footprint: Footprint
+    kv_blocks: int
+    block_tokens: int
+    max_model_len: int
+    threads: int
+
+    @property
+    def kv_tokens(self) -> int:
+        """Positions the pool holds over all requests."""
+        return self.kv_blocks * self.block_tokens
+
+
+def load_model(
+    path: Path,
+    *,
+    max_num_batched_tokens: int = 512,
+    max_num_seqs: int = 64,
+    kv_tokens: int | None = None,
+    kv_dtype: KvDtype = "f16",
+    block_tokens: int = 32,
+    activations: Activations = "int8",
+    quantize: Quantize | None = None,
+    threads: int = 0,
+    max_model_len: int | None = None,
+    max_logit_rows: int | None = None,
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """The model at `path` (a GGUF file or a safetensors folder), on the native kernels.
+
+    `max_num_batched_tokens`, `max_num_seqs`: rows and sequences of the largest step. `kv_tokens`: size of the KV pool,
+    rounded up to blocks; None: a quarter of the available memory, at most every sequence at full length. `threads` 0:
+    one a core this process may use. `max_model_len` None: the model's context. `max_logit_rows` None: one a sequence.
+    `progress(done, total)`: bytes of the file. Raises ModelError for the file, ConfigError for the options, OutOfMemory
+    before memory is taken that is not there.
+    """
+    base = process_memory().resident
+    checkpoint = open_checkpoint(path, quantize=quantize)
+    spec = checkpoint.spec
+    length = _model_length(spec, max_model_len)
+    for name, value in (("max_num_batched_tokens", max_num_batched_tokens), ("max_num_seqs", max_num_seqs)):
+        if value < 1:
+            raise ConfigError(f"{name} is {value}; the least that serves a request is 1")
+    if kv_tokens is not None and kv_tokens < 1:
+        raise ConfigError(f"kv_tokens is {kv_tokens}; the pool needs at least 1 token")
+    if threads < 0:
+        raise ConfigError(f"threads is {threads}; 0 chooses, else give at least 1")
+    layout = KvLayout.of(spec, block_tokens=block_tokens, dtype=kv_dtype)
+    weights_nbytes, load_nbytes = packed_nbytes(checkpoint, quantize), largest_host_nbytes(checkpoint)
+    available = available_bytes()
+    require_room("the model", weights_nbytes + load_nbytes, available, _LESS_MEMORY)
+    if kv_tokens is not None:
+        length = min(length, layout.blocks_for(kv_tokens) * block_tokens)
+        require_room(
+            "the model with its KV pool",
+            weights_nbytes + layout.blocks_for(kv_tokens) * layout.block_bytes,
+            available,
+            _LESS_KV,
+        )
+    tables_nbytes = sum(rope_nbytes(rope, length) for rope in spec.ropes)
+    weights = pack_weights(checkpoint, tuple(rope_table(rope, length) for rope in spec.ropes), progress)
+
+    limits = {"max_rows": max_num_batched_tokens, "max_seqs": max_num_seqs}
+    limits["max_logit_rows"] = max_logit_rows or max_num_seqs
+    # Scratch does not depend on the size of the pool: a pool of one block tells it before the real one exists.
+    trial = record(spec, weights, make_kv(layout, 1), activations=activations, **limits)
+    scratch_nbytes = trial.scratch_nbytes + 4 * spec.vocab * _SAMPLER_ROWS
+    room = available_bytes() - scratch_nbytes
+    if kv_tokens is not None:
+        blocks = layout.blocks_for(kv_tokens)
+    else:
+        blocks = _automatic_blocks(layout, length, max_num_batched_tokens, max_num_seqs, room)
+    require_room("the KV pool", blocks * layout.block_bytes, room, _LESS_KV)
+    footprint = Footprint(
+        base=base,
+        weights=weights_nbytes,
+        load=load_nbytes,
+        tables=tables_nbytes,
+        kv=blocks * layout.block_bytes,
+        scratch=scratch_nbytes,
+    )
+    kv = make_kv(layout, blocks)
+    program = record(spec, weights, kv, activations=activations, **limits)
+    threads = threads or default_threads()
+    backend = CpuBackend(program, kv, weights, threads)
+    return LoadedModel(
+        spec=spec,
+        executor=ModelExecutor(backend, block_tokens=block_tokens),
+        backend=backend,
+        footprint=footprint,
+        kv_blocks=blocks,
+        block_tokens=block_tokens,
+        max_model_len=length,
+        threads=threads,
+    )
+
+
+def default_threads() -> int:
+    """Cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _model_length(spec: ModelSpec, asked: int | None) -> int:
+    if asked is None:
+        return spec.context_length
+    if not 2 <= asked <= spec.context_length:
+        raise ConfigError(f"max_model_len {asked} is not in [2, {spec.context_length}], the context of {spec.name}")
+    return asked
+
+
+def _automatic_blocks(layout: KvLayout, length: int, step_tokens: int, max_num_seqs: int, room: int) -> int:
+    blocks = default_pool_blocks(layout, max_model_len=length, max_num_seqs=max_num_seqs, available_bytes=room)
+    # A pool that cannot hold one full step, or one full sequence if that is less, is of no use.
+    return max(blocks, layout.blocks_for(min(length, step_tokens)))
