@@ -138,21 +138,23 @@ async def test_when_the_process_dies_everyone_waiting_is_told(start) -> None:
         service.submit(service.open_stream(), (1,), Sampling(), StopRule())
 
 
-async def test_a_bug_in_the_engine_ends_it_with_its_traceback_kept(start) -> None:
+async def test_a_failing_step_ends_its_requests_with_the_reason_and_no_others(start) -> None:
     service = await start()
-    stream = service.open_stream()
-    service.submit(stream, tuple(b"!bug"), Sampling(), StopRule())
-    with pytest.raises(EngineError, match="ZeroDivisionError"):
-        await stream.take()
-    assert "Traceback" in service.detail
+    bad, good = service.open_stream(), service.open_stream()
+    service.submit(bad, tuple(b"!bug"), Sampling(), StopRule())
+    with pytest.raises(EngineError, match="ZeroDivisionError: a bug of the executor"):
+        await bad.take()
+    service.submit(good, (1, 2), Sampling(), StopRule(max_tokens=4))
+    assert (await collect(good))[0] == [1, 2, 1, 2]
+    assert service.metrics.finished["error"] == 1
 
 
 async def test_a_refused_request_disturbs_nobody(start) -> None:
     service = await start(step_s=0.005)
     good, bad = service.open_stream(), service.open_stream()
     service.submit(good, (1, 2), Sampling(), StopRule(max_tokens=30))
-    service.submit(bad, tuple(b"!refuse"), Sampling(), StopRule())
-    with pytest.raises(RequestError, match="refuses"):
+    service.submit(bad, (1,) * 600, Sampling(), StopRule())
+    with pytest.raises(RequestError, match=r"600 tokens.*512"):
         await bad.take()
     assert (await collect(good))[0] == [1, 2] * 15
 

@@ -283,7 +283,7 @@ class EngineService:
         metrics.record_step(message.stats)
         if self._on_step is not None:
             self._on_step(message.stats)
-        finished = dict(message.finished)
+        finished = {ended[0]: ended for ended in message.finished}
         logprobs = message.logprobs or itertools.repeat(None)
         for request_id, token_id, entry in zip(message.request_ids, message.token_ids, logprobs, strict=False):
             live = live_by_id.get(request_id)
@@ -296,16 +296,17 @@ class EngineService:
                 metrics.itl_seconds.observe(now_s - live.last_token_s)
             live.last_token_s = now_s
             metrics.generated_tokens += 1
-            reason = finished.pop(request_id, None) if finished else None
+            reason = finished.pop(request_id)[1] if request_id in finished else None
             if reason is not None:
                 del live_by_id[request_id]
                 metrics.record_finish(reason, now_s - live.arrival_s)
             live.stream._push(TokenEvent(request_id, token_id, entry, reason))
-        for request_id, reason in finished.items():
+        for request_id, reason, text in finished.values():
             live = live_by_id.pop(request_id, None)
             if live is not None:
                 metrics.record_finish(reason, now_s - live.arrival_s)
-                live.stream._push(TokenEvent(request_id, -1, None, reason))
+                live.stream._open.discard(request_id)
+                live.stream.fail(errors.EngineError(text or f"the engine ended the request: {reason}"))
 
     def _connected(self, transport: asyncio.Transport) -> None:
         self._transport = transport

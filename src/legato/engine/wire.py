@@ -115,12 +115,15 @@ class Rejected(msgspec.Struct, array_like=True, tag=4):
 
 
 class StepDone(msgspec.Struct, array_like=True, tag=5):
-    """Tokens of one step, one entry a sampled request, and who finished. `logprobs`: empty, or one entry a token."""
+    """Tokens of one step, one entry a sampled request. `logprobs`: empty, or one entry a token.
+
+    `finished`: (request, reason, message) of those that ended; the message is empty but for the reason "error".
+    """
 
     request_ids: list[int]
     token_ids: list[int]
     logprobs: list[LogprobEntry | None]
-    finished: list[tuple[int, str]]
+    finished: list[tuple[int, str, str]]
     stats: StepStats
 
 

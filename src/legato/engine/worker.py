@@ -13,11 +13,10 @@ import struct
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
-from legato.core.plan import TokenLogprobs
-from legato.core.request import Request
+from legato.core.trace import StepRecord
+from legato.engine.loop import Engine
 from legato.engine.wire import (
     Abort,
     EngineInfo,
@@ -41,68 +40,15 @@ ReportProgress = Callable[[str, int, int], None]
 """Called with (stage, bytes done, bytes in all) while an engine is being built."""
 
 
-class StepEvents(Protocol):
-    """What one step did, in columns: a token a sampled request, and who finished with which reason."""
-
-    @property
-    def request_ids(self) -> Sequence[int]:
-        """Requests that got a token."""
-
-    @property
-    def token_ids(self) -> Sequence[int]:
-        """Their tokens."""
-
-    @property
-    def logprobs(self) -> Sequence[TokenLogprobs | None]:
-        """Empty, or one entry a token."""
-
-    @property
-    def finished(self) -> Sequence[tuple[int, str]]:
-        """(request, reason) of those that ended with this step."""
-
-    @property
-    def rows(self) -> int:
-        """Rows computed."""
-
-    @property
-    def chunk_tokens(self) -> int:
-        """Rows that belong to prompts."""
-
-    @property
-    def preempted(self) -> int:
-        """Sequences preempted."""
-
-
-class StepEngine(Protocol):
-    """What the process drives; `engine.loop.Engine` is the real one."""
-
-    @property
-    def has_work(self) -> bool:
-        """Whether a step would advance anything."""
-
-    def submit(self, request: Request) -> None:
-        """Queues a request; RequestError if it can never run."""
-
-    def abort(self, request_id: int) -> None:
-        """Frees the request's slot and blocks now. Unknown ids are ignored."""
-
-    def step(self) -> StepEvents:
-        """Plans, executes and commits one step."""
-
-    def counts(self) -> tuple[int, int, int]:
-        """Running sequences, waiting sequences, free KV blocks."""
-
-
-EngineFactory = Callable[[ReportProgress], tuple[StepEngine, EngineInfo]]
+EngineFactory = Callable[[ReportProgress], tuple[Engine, EngineInfo]]
 """Builds the engine, in its own process. Must be picklable: a module-level function or a `functools.partial` of one."""
 
 
-def serve_engine(port: EngineSocket, engine: StepEngine, clock: Callable[[], float]) -> None:
+def serve_engine(port: EngineSocket, engine: Engine, clock: Callable[[], float]) -> None:
     """Runs until told to shut down or the other end is gone (EOFError, BrokenPipeError). Sleeps when idle."""
-    step, last_end_s = 0, -1.0
+    last_end_s = -1.0
     while True:
-        messages = port.receive(wait=not engine.has_work)
-        for message in messages:
+        for message in port.receive(wait=not engine.has_work):
             if isinstance(message, Submit):
                 try:
                     engine.submit(request_of(message))
@@ -114,36 +60,31 @@ def serve_engine(port: EngineSocket, engine: StepEngine, clock: Callable[[], flo
                 return
         if not engine.has_work:
             last_end_s = -1.0
-            running, waiting, free_blocks = engine.counts()
-            stats = StepStats(step=step, running=running, waiting=waiting, free_blocks=free_blocks)
-            port.send(StepDone([], [], [], [], stats))
             continue
         start_s = clock()
         events = engine.step()
-        end_s = clock()
-        step += 1
-        running, waiting, free_blocks = engine.counts()
-        stats = StepStats(
-            step=step,
-            duration_s=end_s - start_s,
-            gap_s=start_s - last_end_s if last_end_s >= 0.0 else -1.0,
-            rows=events.rows,
-            chunk_tokens=events.chunk_tokens,
-            running=running,
-            waiting=waiting,
-            free_blocks=free_blocks,
-            preempted=events.preempted,
-        )
-        last_end_s = end_s
+        gap_s = start_s - last_end_s if last_end_s >= 0.0 else -1.0
+        last_end_s = clock()
         port.send(
             StepDone(
                 list(events.request_ids),
                 list(events.token_ids),
                 [pack_logprobs(entry) for entry in events.logprobs] if any(events.logprobs) else [],
-                list(events.finished),
-                stats,
+                [(ended.request_id, ended.reason, ended.message) for ended in events.finished],
+                _stats(engine, events.record, gap_s),
             )
         )
+
+
+def _stats(engine: Engine, record: StepRecord | None, gap_s: float) -> StepStats:
+    state = engine.state
+    counts = (len(state.running), len(state.waiting), state.free_blocks)
+    if record is None:
+        return StepStats(state.next_step, 0.0, gap_s, 0, 0, *counts)
+    plan = record.plan
+    return StepStats(
+        plan.step, record.step_s, gap_s, plan.rows, plan.rows - plan.decodes, *counts, preempted=len(plan.preempt)
+    )
 
 
 def main(fd: int) -> int:

@@ -1,0 +1,103 @@
+"""`EngineConfig`: every option of the engine, with its unit, default and bound, checked once."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
+
+from legato.errors import ConfigError
+
+KvDtype = Literal["f16", "f32"]
+Activations = Literal["int8", "f32"]
+Quantize = Literal["int8", "int4"]
+
+DEFAULT_MODEL = "smollm2-135m"
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(ki|mi|gi|k|m|g)?b?", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Options of one engine. ConfigError names the option, its value and the bound. Limits of the model come later.
+
+    `model`: a GGUF file, a safetensors folder, a hub id or an alias.
+    `max_num_batched_tokens`: rows of one step, decodes and prefill chunks together: the step budget.
+    `max_num_seqs`: sequences running at once, at most the budget.
+    `max_model_len`: tokens of one sequence, prompt and answer; None: the model's context.
+    `kv_tokens`, `kv_memory_bytes`: size of the KV pool, one of them; None: chosen from the memory there is.
+    `kv_dtype`: numbers in the KV pool. `block_tokens`: tokens of a KV block, a multiple of 16.
+    `activations`: int8 products with quantised weights, or f32 for comparison with references.
+    `quantize`: quantises 16-bit weights while loading. `threads`: of the kernels; 0: one a core.
+    `chat_template`: a file to use instead of the model's own template.
+    """
+
+    model: str = DEFAULT_MODEL
+    max_num_batched_tokens: int = 512
+    max_num_seqs: int = 64
+    max_model_len: int | None = None
+    kv_tokens: int | None = None
+    kv_memory_bytes: int | None = None
+    kv_dtype: KvDtype = "f16"
+    block_tokens: int = 32
+    activations: Activations = "int8"
+    quantize: Quantize | None = None
+    threads: int = 0
+    chat_template: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            raise ConfigError("model is empty; name a file, a folder, a hub id or an alias (`legato pull --list`)")
+        self._bound("max_num_batched_tokens", 1, 1 << 20)
+        self._bound("max_num_seqs", 1, 1 << 16)
+        self._bound("max_model_len", 2, 1 << 24)
+        self._bound("kv_tokens", 1, 1 << 32)
+        self._bound("kv_memory_bytes", 1, 1 << 48)
+        self._bound("block_tokens", 16, 1 << 12)
+        self._bound("threads", 0, 1 << 10)
+        if self.block_tokens % 16:
+            raise ConfigError(f"block_tokens is {self.block_tokens}; it must be a multiple of 16")
+        if self.max_num_seqs > self.max_num_batched_tokens:
+            raise ConfigError(
+                f"max_num_seqs is {self.max_num_seqs} and a step holds {self.max_num_batched_tokens} tokens; every"
+                " running sequence needs one: raise max_num_batched_tokens or lower max_num_seqs"
+            )
+        if self.kv_tokens is not None and self.kv_memory_bytes is not None:
+            raise ConfigError("kv_tokens and kv_memory both size the KV pool; give one of them")
+        for name, choices in (("kv_dtype", KvDtype), ("activations", Activations), ("quantize", Quantize)):
+            value = getattr(self, name)
+            if value not in get_args(choices) and not (name == "quantize" and value is None):
+                raise ConfigError(f"{name} is '{value}'; it must be one of {', '.join(get_args(choices))}")
+
+    @classmethod
+    def of(cls, model: str, options: dict[str, Any]) -> EngineConfig:
+        """The config of keyword options. ConfigError for one that does not exist, with those that do."""
+        known = {field.name for field in fields(cls)} - {"model"}
+        for name in options:
+            if name not in known:
+                raise ConfigError(f"there is no option '{name}'; there are {', '.join(sorted(known))}")
+        return cls(model, **options)
+
+    def _bound(self, name: str, low: int, high: int) -> None:
+        value = getattr(self, name)
+        if value is None:
+            return
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise ConfigError(f"{name} is {value!r}; it must be a whole number from {low} to {high}")
+
+
+def parse_size(text: str) -> int:
+    """Bytes in "1GiB", "512M", "2.5g" or a bare number. ConfigError for anything else."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(f"'{text}' is no size; write 512MiB, 1GiB or a number of bytes")
+    return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
+
+
+def format_size(nbytes: int) -> str:
+    """Bytes for people: "83 MiB", "1.2 GiB"."""
+    if nbytes < 1 << 20:
+        return f"{nbytes / (1 << 10):.0f} KiB"
+    if nbytes < 1 << 30:
+        return f"{nbytes / (1 << 20):.0f} MiB"
+    return f"{nbytes / (1 << 30):.1f} GiB"

@@ -1,0 +1,56 @@
+"""`/health`, `/metrics` and `/v1/models`."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from legato.engine.service import EngineService
+from legato.server.problems import Problem, problem_response
+from legato.server.served import ServedModel
+
+
+class Status:
+    """The endpoints that answer from what the server knows, without the engine."""
+
+    def __init__(self, service: EngineService, model: ServedModel) -> None:
+        self._service = service
+        self._model = model
+
+    async def health(self, request: Request) -> Response:
+        """200 while the engine process lives, else 503 with the reason."""
+        if self._service.alive:
+            return _json({"status": "ok"})
+        return _json({"status": "engine gone", "reason": str(self._service.failure or "")}, 503)
+
+    async def metrics(self, request: Request) -> Response:
+        """Prometheus' text format."""
+        page = self._service.metrics.render(self._model.name, self._service.info)
+        return Response(page, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def models(self, request: Request) -> Response:
+        """The one model there is."""
+        return _json({"object": "list", "data": [self._card()]})
+
+    async def model(self, request: Request) -> Response:
+        """The model by name, or a 404."""
+        try:
+            self._model.check_name(request.path_params["name"])
+        except Problem as problem:
+            return problem_response(problem)
+        return _json(self._card())
+
+    def _card(self) -> dict[str, object]:
+        info = self._service.info
+        return {
+            "id": self._model.name,
+            "object": "model",
+            "created": self._model.created,
+            "owned_by": "legato",
+            "max_model_len": min(info.max_model_len, info.kv_tokens),
+        }
+
+
+def _json(value: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
