@@ -1,0 +1,21 @@
+"""The two real models that tests run on: pulled once, then cached under $LEGATO_HOME."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from legato.models.pull import pull
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """SmolLM2-135M-Instruct, Q4_1: the default model."""
+    return pull("smollm2-135m", notice=print)
+
+
+@pytest.fixture(scope="session")
+def gemma3_path() -> Path:
+    """Gemma 3 270M, Q4_K_M."""
+    return pull("gemma3-270m", notice=print)
