@@ -10,9 +10,10 @@ class StepPlan:
     """Which tokens each request computes in one step. Counts only: block ids are chosen by `SchedulerState.apply`.
 
     Entry i computes positions `[starts[i], starts[i] + counts[i])` of `request_ids[i]`; `samples[i]` says whether the
-    logits of its last row are needed, that is, whether the last known token is among them. Decodes come first.
-    `admit`: waiting requests that enter with this step (a subset of `request_ids`). `preempt`: victims, chosen before
-    any token was given out; none of them is in `request_ids`.
+    logits of its last row are needed, that is, whether the last known token is among them. The first `decodes` entries
+    are decodes (one pending token); prefills in progress and admissions follow.
+    `admit`: waiting requests that enter with this step (a subset of `request_ids`). `preempt`: victims, newest first,
+    chosen before any token was given out; none of them is in `request_ids`.
     """
 
     step: int
@@ -22,6 +23,7 @@ class StepPlan:
     samples: tuple[bool, ...]
     admit: tuple[int, ...] = ()
     preempt: tuple[int, ...] = ()
+    decodes: int = 0
 
     @property
     def rows(self) -> int:
@@ -39,9 +41,14 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Tokens sampled in a step, one for each plan entry with `samples[i]`, in plan order."""
+    """Tokens sampled in a step, one for each plan entry with `samples[i]`, in plan order.
+
+    `logprobs` is empty, or has one entry a token: None where the request did not ask for them. `failed`: request ids
+    whose logits were not finite; their token means nothing, and the engine ends them before it commits the rest.
+    """
 
     step: int
     request_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs | None, ...] = ()
+    failed: tuple[int, ...] = ()

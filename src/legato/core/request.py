@@ -1,8 +1,11 @@
-"""What a user asked for, frozen: prompt, sampling, and when to stop."""
+"""What a user asked for, frozen: prompt, sampling, and when to stop. And how it ended: `Finished`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +51,20 @@ class Request:
     sampling: Sampling = field(default_factory=Sampling)
     stop: StopRule = field(default_factory=StopRule)
     arrival_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """How a request ended. Every accepted request ends in exactly one of these.
+
+    `reason`: "stop" a stop id was generated (it is the last token emitted); "length" `max_tokens`, the model's context
+    or the KV pool was reached; "abort" the caller took it back; "error" its step failed, and `message` says why.
+    `generated_tokens`: tokens emitted. `preemptions`: how often its KV was given up and computed again.
+    """
+
+    request_id: int
+    reason: FinishReason
+    prompt_tokens: int
+    generated_tokens: int
+    preemptions: int = 0
+    message: str = ""

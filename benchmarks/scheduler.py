@@ -1,0 +1,135 @@
+"""Cost of scheduling, in microseconds a step: planning, and applying and committing, by number running and waiting.
+
+python benchmarks/scheduler.py             a table
+python benchmarks/scheduler.py --json      one JSON line
+python benchmarks/scheduler.py --overload  what spare blocks at admission cost and save (core/policy.py)
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import gc
+import json
+import random
+import statistics
+import time
+
+from legato.core.budget import StepBudget
+from legato.core.plan import StepPlan, StepResult
+from legato.core.policy import FCFS
+from legato.core.request import Request, StopRule
+from legato.core.schedule import plan_step
+from legato.core.state import SchedulerState
+
+BLOCK_TOKENS = 32
+LONG_TOKENS = 120_000
+
+
+def sampled(plan: StepPlan) -> StepResult:
+    """A result with token 1 for every row that the plan samples."""
+    ids = tuple(i for i, sample in zip(plan.request_ids, plan.samples, strict=True) if sample)
+    return StepResult(plan.step, ids, (1,) * len(ids))
+
+
+def loaded_state(running: int, waiting: int, budget: StepBudget, prompt_tokens: int = 100) -> SchedulerState:
+    """`running` requests that decode, one of them still a long prefill, and `waiting` more in the queue.
+
+    The first that waits is as long and does not fit, so that every step looks at the queue and admits nobody.
+    """
+    long_prompt = tuple(range(LONG_TOKENS))
+    kv_blocks = LONG_TOKENS // BLOCK_TOKENS + running * 12
+    state = SchedulerState(kv_blocks, block_tokens=BLOCK_TOKENS, max_model_len=200_000)
+    prompt = tuple(range(prompt_tokens))
+    stop = StopRule(max_tokens=100_000)
+    for request_id in range(running - 1):
+        state.submit(Request(request_id, prompt, stop=stop))
+    while state.waiting or any(r.known - r.scheduled > 1 for r in state.running):
+        plan = plan_step(state, budget, FCFS)
+        state.apply(plan)
+        state.commit(sampled(plan))
+    state.submit(Request(running - 1, long_prompt, stop=stop))
+    for request_id in range(running, running + waiting):
+        state.submit(Request(request_id, long_prompt if request_id == running else prompt, stop=stop))
+    return state
+
+
+def step_costs_us(running: int, waiting: int, steps: int = 200) -> dict[str, float]:
+    """Median and 99th percentile, in microseconds, of `plan_step`, and the medians of `apply` and `commit`."""
+    budget = StepBudget(max_tokens=512, max_seqs=running + 1)
+    state = loaded_state(running, waiting, budget)
+    plan_us, apply_us, commit_us = [], [], []
+    gc.collect()
+    for _ in range(steps):
+        started = time.perf_counter()
+        plan = plan_step(state, budget, FCFS)
+        planned = time.perf_counter()
+        state.apply(plan)
+        applied = time.perf_counter()
+        result = sampled(plan)
+        answered = time.perf_counter()
+        state.commit(result)
+        committed = time.perf_counter()
+        assert len(plan.request_ids) == running
+        plan_us.append((planned - started) * 1e6)
+        apply_us.append((applied - planned) * 1e6)
+        commit_us.append((committed - answered) * 1e6)
+    return {
+        "running": running,
+        "waiting": waiting,
+        "plan_us": round(statistics.median(plan_us), 1),
+        "plan_p99_us": round(statistics.quantiles(plan_us, n=100)[98], 1),
+        "apply_us": round(statistics.median(apply_us), 1),
+        "commit_us": round(statistics.median(commit_us), 1),
+    }
+
+
+def overload(spare_per_request: int) -> dict[str, float]:
+    """400 requests in a pool for about six: rows computed for each that an endless pool would compute, and steps."""
+    rng = random.Random(0)
+    policy = dataclasses.replace(FCFS, spare_blocks=lambda inside: inside * spare_per_request)
+    budget = StepBudget(max_tokens=512, max_seqs=64)
+    state = SchedulerState(kv_blocks=64, block_tokens=BLOCK_TOKENS, max_model_len=100_000)
+    needed_rows = rows = steps = 0
+    for request_id in range(400):
+        prompt_tokens, output_tokens = rng.randint(50, 400), rng.randint(50, 300)
+        needed_rows += prompt_tokens + output_tokens - 1
+        state.submit(Request(request_id, (1,) * prompt_tokens, stop=StopRule(max_tokens=output_tokens)))
+    while state.has_work:
+        plan = plan_step(state, budget, policy)
+        state.apply(plan)
+        state.commit(sampled(plan))
+        rows += plan.rows
+        steps += 1
+    return {
+        "spare_blocks_each": spare_per_request,
+        "rows_per_needed_row": round(rows / needed_rows, 3),
+        "steps": steps,
+        "preemptions": state.preemptions,
+    }
+
+
+def print_table(rows: list[dict[str, float]]) -> None:
+    print(" ".join(f"{name:>20}" for name in rows[0]))
+    for row in rows:
+        print(" ".join(f"{value:>20,}" for value in row.values()))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one JSON line instead of a table")
+    parser.add_argument("--overload", action="store_true", help="compare spare blocks at admission")
+    arguments = parser.parse_args()
+    if arguments.overload:
+        rows = [overload(spare) for spare in (0, 1, 2)]
+    else:
+        shapes = [(64, 100), (256, 0), (256, 100), (256, 10_000), (256, 100_000)]
+        rows = [step_costs_us(running, waiting) for running, waiting in shapes]
+    if arguments.json:
+        print(json.dumps({"benchmark": "overload" if arguments.overload else "scheduler", "rows": rows}))
+    else:
+        print_table(rows)
+
+
+if __name__ == "__main__":
+    main()

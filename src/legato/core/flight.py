@@ -1,0 +1,40 @@
+"""`Flight`: a step that is applied and not committed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from legato.core.plan import StepPlan, StepResult
+from legato.core.slot import Slot
+from legato.errors import EngineError
+
+
+class Flight:
+    """A plan under way. `slots`, `stops`: one an entry, the request and one past the last position it computes.
+
+    `preempted`: requests that lost their KV after the step was applied; its tokens still count, its positions do not.
+    `returning`: blocks that were given up while the step may write them, free once it is committed.
+    """
+
+    __slots__ = ("plan", "preempted", "returning", "slots", "stops")
+
+    def __init__(self, plan: StepPlan, slots: Sequence[Slot], stops: Sequence[int]) -> None:
+        self.plan = plan
+        self.slots = slots
+        self.stops = stops
+        self.preempted: set[int] = set()
+        self.returning: list[int] = []
+
+    def verify(self, result: StepResult) -> None:
+        """Raises EngineError unless `result` has one token for each row that the plan samples, in order."""
+        plan = self.plan
+        wanted = tuple(request_id for request_id, sample in zip(plan.request_ids, plan.samples, strict=True) if sample)
+        if result.step != plan.step:
+            raise EngineError(f"the executor answered step {result.step} when step {plan.step} was due")
+        if result.request_ids != wanted or len(result.token_ids) != len(wanted):
+            raise EngineError(
+                f"step {plan.step} has {len(result.token_ids)} tokens, for requests {result.request_ids[:8]};"
+                f" {len(wanted)} were due, for {wanted[:8]}"
+            )
+        if result.logprobs and len(result.logprobs) != len(wanted):
+            raise EngineError(f"step {plan.step} has {len(result.logprobs)} logprobs for {len(wanted)} tokens")

@@ -1,0 +1,48 @@
+"""Who goes first. A policy is four small functions; `plan_step` does the rest, so no policy can break a promise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from legato.core.view import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Orders, each from first to last.
+
+    `prefills`: which prefill in progress gets tokens first. `admissions`: which waiting request enters first; lazy,
+    since the queue may be long and only its front is read; the first that does not fit ends the admissions of a step.
+    `victims`: which running request is preempted first; the last one never is.
+    `spare_blocks`: free blocks that an admission leaves to so many requests already admitted, so that their next
+    decodes need not preempt whoever has just come in.
+    """
+
+    name: str
+    prefills: Callable[[Sequence[Progress]], Iterable[Progress]]
+    admissions: Callable[[Collection[Progress]], Iterable[Progress]]
+    victims: Callable[[Sequence[Progress]], Iterable[Progress]]
+    spare_blocks: Callable[[int], int]
+
+
+def oldest_first(requests: Collection[Progress]) -> Iterable[Progress]:
+    """In the order of the view, which is that of arrival."""
+    return requests
+
+
+def newest_first(requests: Sequence[Progress]) -> Iterable[Progress]:
+    """Against the order of the view: what came last has the least to lose, and the oldest always advances."""
+    return reversed(requests)
+
+
+def one_block_each(admitted: int) -> int:
+    """A block for each request that is already in.
+
+    Rows computed for each needed, and steps: 1.42, 13,227 without; 1.18, 13,607 with one; 1.06, 14,328 with two each
+    (400 requests of 50-400 + 50-300 tokens, 64 blocks of 32: `benchmarks/scheduler.py --overload`).
+    """
+    return admitted
+
+
+FCFS = Policy("fcfs", prefills=oldest_first, admissions=oldest_first, victims=newest_first, spare_blocks=one_block_each)

@@ -1,0 +1,118 @@
+"""`plan_step`: the whole scheduler, as one pure function from a view to a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from legato.core.budget import StepBudget
+from legato.core.plan import StepPlan
+from legato.core.policy import Policy
+from legato.core.view import Progress, SchedulerView
+from legato.errors import ConfigError
+
+
+def plan_step(view: SchedulerView, budget: StepBudget, policy: Policy) -> StepPlan:
+    """Tokens each request computes in the next step. Reads `view`, changes nothing; equal views give equal plans.
+
+    Decodes first, one token each; then prefills in progress; then admissions. Every decode is in the plan or in
+    `plan.preempt`: a decode never waits for a prefill. (Planned ahead of a commit it may wait for a block that the step
+    in flight still holds.) With work and nothing in flight the plan is never empty: the oldest request is in it.
+    Units: tokens and blocks. Cost: O(running + admitted), whatever the number waiting.
+    Raises ConfigError if more requests run than `budget` has tokens: it was lowered below what was admitted under it.
+    """
+    running = view.running
+    if len(running) > budget.max_tokens:
+        raise ConfigError(
+            f"{len(running)} requests are running and a step has {budget.max_tokens} tokens;"
+            f" keep max_tokens at {len(running)} or more until some have finished"
+        )
+    decodes = [r for r in running if r.known - r.scheduled == 1]
+    prefills = [r for r in running if r.known - r.scheduled > 1] if len(decodes) < len(running) else []
+    growing = [r for r in decodes if r.scheduled >= r.covered]
+    free_blocks = view.free_blocks
+
+    # Victims first, then pack: nothing that is given out below is taken back.
+    victims: list[int] = []
+    if len(growing) > free_blocks + view.returning_blocks:
+        victims, freed_blocks = _choose_victims(view, policy, growing)
+        free_blocks += freed_blocks
+        decodes, prefills, growing = (_without(victims, part) for part in (decodes, prefills, growing))
+    if len(growing) > free_blocks:
+        # Only ahead of a commit: the blocks exist, but the step in flight still writes them.
+        decodes = _without([r.request_id for r in growing[free_blocks:]], decodes)
+        growing = growing[:free_blocks]
+    free_blocks -= len(growing)
+
+    request_ids = [r.request_id for r in decodes]
+    starts = [r.scheduled for r in decodes]
+    counts = [1] * len(decodes)
+    samples = [True] * len(decodes)
+    left_tokens = budget.max_tokens - len(decodes)
+
+    def pack(request: Progress) -> None:
+        nonlocal left_tokens
+        start, known = request.scheduled, request.known
+        count = min(known - start, left_tokens)
+        request_ids.append(request.request_id)
+        starts.append(start)
+        counts.append(count)
+        samples.append(start + count == known)
+        left_tokens -= count
+
+    for request in policy.prefills(prefills):
+        if not left_tokens:
+            break
+        pack(request)
+
+    # Whoever was just preempted stands at the front of the queue: nobody enters over his head.
+    admitted: list[int] = []
+    left_seqs = 0 if victims else budget.max_seqs - len(running)
+    if left_tokens and left_seqs > 0 and view.waiting:
+        for request in policy.admissions(view.waiting):
+            # The whole prompt is reserved at once: two half-computed prompts can never wait for each other's blocks.
+            blocks = -(-request.known // view.block_tokens)
+            inside = len(running) + len(admitted)
+            if blocks + (policy.spare_blocks(inside) if inside else 0) > free_blocks:
+                break
+            free_blocks -= blocks
+            admitted.append(request.request_id)
+            pack(request)
+            left_seqs -= 1
+            if not left_tokens or not left_seqs:
+                break
+
+    return StepPlan(
+        view.next_step,
+        tuple(request_ids),
+        tuple(starts),
+        tuple(counts),
+        tuple(samples),
+        tuple(admitted),
+        tuple(victims),
+        len(decodes),
+    )
+
+
+def _choose_victims(view: SchedulerView, policy: Policy, growing: Sequence[Progress]) -> tuple[list[int], int]:
+    """Ids to preempt until each remaining decode of `growing` has its block, and the blocks that are free at once then.
+
+    Ends before the last of the policy's order: `SchedulerState.submit` accepts nothing that the pool cannot hold alone.
+    """
+    missing = len(growing) - view.free_blocks - view.returning_blocks
+    grows = {r.request_id for r in growing}
+    victims: list[int] = []
+    freed_blocks = 0
+    for request in policy.victims(view.running):
+        if missing <= 0:
+            break
+        blocks = request.covered // view.block_tokens
+        missing -= blocks + (request.request_id in grows)
+        victims.append(request.request_id)
+        if not request.in_flight:
+            freed_blocks += blocks
+    return victims, freed_blocks
+
+
+def _without(request_ids: Sequence[int], requests: Sequence[Progress]) -> list[Progress]:
+    gone = set(request_ids)
+    return [r for r in requests if r.request_id not in gone]

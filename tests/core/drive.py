@@ -1,0 +1,132 @@
+"""Runs the core alone, step by step, with the fake executor: what an engine does, with every invariant checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from tests.fakes import VOCAB, FakeExecutor, expected_output
+
+from legato.core.budget import StepBudget
+from legato.core.plan import StepPlan
+from legato.core.policy import FCFS, Policy
+from legato.core.request import Finished, Request, StopRule
+from legato.core.schedule import plan_step
+from legato.core.state import SchedulerState
+
+
+def prompt_of(tokens: int, salt: int = 1) -> tuple[int, ...]:
+    """A prompt that is unlike its own shifts, and ends in a token that matters."""
+    return tuple((salt * 31 + position * position * 7 + position) % VOCAB for position in range(tokens))
+
+
+def request_of(request_id: int, prompt_tokens: int, max_tokens: int, **stop: object) -> Request:
+    """A request with its own prompt."""
+    return Request(request_id, prompt_of(prompt_tokens, request_id + 1), stop=StopRule(max_tokens, **stop))  # type: ignore[arg-type]
+
+
+class Driver:
+    """One state, one fake executor, and what came out: `outputs` by request, `finished` by request, `plans`."""
+
+    def __init__(
+        self,
+        *,
+        blocks: int,
+        block_tokens: int = 4,
+        max_tokens: int = 16,
+        max_seqs: int | None = None,
+        max_model_len: int = 1_000_000,
+        policy: Policy = FCFS,
+    ) -> None:
+        self.state = SchedulerState(blocks, block_tokens, max_model_len)
+        self.executor = FakeExecutor(block_tokens)
+        self.executor.bind(self.state)
+        self.budget = StepBudget(max_tokens, max_tokens if max_seqs is None else max_seqs)
+        self.policy = policy
+        self.requests: dict[int, Request] = {}
+        self.outputs: dict[int, list[int]] = {}
+        self.finished: dict[int, Finished] = {}
+        self.plans: list[StepPlan] = []
+
+    def submit(self, *requests: Request) -> None:
+        for request in requests:
+            self.state.submit(request)
+            self.requests[request.request_id] = request
+            self.outputs[request.request_id] = []
+
+    def step(self) -> StepPlan:
+        plan = self.begin()
+        self.end(plan)
+        return plan
+
+    def begin(self) -> StepPlan:
+        plan = plan_step(self.state, self.budget, self.policy)
+        check_plan(self.state, self.budget, plan)
+        self.state.apply(plan)
+        self.state.check()
+        self.plans.append(plan)
+        return plan
+
+    def end(self, plan: StepPlan) -> None:
+        self.note(self.state.commit(self.executor.execute(plan)))
+        emitted = self.state.emitted
+        for request_id, token in zip(emitted.request_ids, emitted.token_ids, strict=True):
+            self.outputs[request_id].append(token)
+        self.state.check()
+
+    def abort(self, request_id: int) -> None:
+        finished = self.state.abort(request_id)
+        self.note(() if finished is None else (finished,))
+        self.state.check()
+
+    def note(self, finished: Iterable[Finished]) -> None:
+        for end in finished:
+            assert end.request_id not in self.finished, f"request {end.request_id} ended twice"
+            self.finished[end.request_id] = end
+
+    def run(self, limit_steps: int = 100_000, each: Callable[[int], None] | None = None) -> Driver:
+        """Steps until nothing is left; `each` is called with the number of steps done before every one of them."""
+        for number in range(limit_steps):
+            if not self.state.has_work:
+                break
+            if each is not None:
+                each(number)
+            if self.state.has_work:
+                self.step()
+        assert not self.state.has_work, f"still at work after {limit_steps} steps"
+        assert self.state.free_blocks == self.state.total_blocks, "a block was lost"
+        self.check_outputs()
+        return self
+
+    def check_outputs(self) -> None:
+        """Every request's tokens are those it would get alone: complete if it ended, else a beginning of them."""
+        for request_id, output in self.outputs.items():
+            assert output == expected_output(self.requests[request_id].prompt, len(output)), f"request {request_id}"
+            end = self.finished.get(request_id)
+            assert end is None or end.generated_tokens == len(output), f"request {request_id}"
+
+    def reasons(self) -> dict[int, str]:
+        return {request_id: end.reason for request_id, end in self.finished.items()}
+
+
+def check_plan(state: SchedulerState, budget: StepBudget, plan: StepPlan) -> None:
+    """What must hold of any plan for `state`, whatever the policy."""
+    known = {slot.request_id: slot for slot in [*state.running, *state.waiting]}
+    ready = [slot for slot in state.running if slot.known - slot.scheduled == 1]
+    assert plan.rows <= budget.max_tokens
+    assert len(set(plan.request_ids)) == len(plan.request_ids)
+    assert not set(plan.preempt) & set(plan.request_ids)
+    assert set(plan.admit) <= set(plan.request_ids)
+    assert len(state.running) - len(plan.preempt) + len(plan.admit) <= max(budget.max_seqs, len(state.running))
+    if not state.in_flight:
+        left_out = {slot.request_id for slot in ready} - set(plan.request_ids) - set(plan.preempt)
+        assert not left_out, f"decodes {left_out} wait, and nothing is in flight"
+        assert plan.request_ids or not state.has_work, "there is work, and nothing advances"
+    assert all(count == 1 and sample for count, sample in pairs(plan, plan.decodes)), "a decode is not one row"
+    for request_id, start, count, sample in zip(plan.request_ids, plan.starts, plan.counts, plan.samples, strict=True):
+        slot = known[request_id]
+        assert start == slot.scheduled and 0 < count <= slot.known - start
+        assert sample == (start + count == slot.known)
+
+
+def pairs(plan: StepPlan, entries: int) -> Sequence[tuple[int, bool]]:
+    return list(zip(plan.counts[:entries], plan.samples[:entries], strict=True))

@@ -1,0 +1,74 @@
+"""Every arrival order of tiny systems, one by one: nothing sampled, nothing left to chance."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations_with_replacement, product
+
+import pytest
+from tests.core.drive import Driver, request_of
+
+from legato.core.policy import FCFS, Policy
+from legato.core.request import Request
+
+# Prompt tokens, tokens to generate. Blocks hold 2 and the pool 8: two that grow cannot both stay.
+KINDS = [(1, 1), (1, 5), (3, 1), (3, 3), (4, 4)]
+POLICIES = [FCFS, replace(FCFS, name="greedy", spare_blocks=lambda inside: 0)]
+
+
+def arrivals(requests: list[Request], at: tuple[int, ...], driver: Driver) -> None:
+    """Runs `driver` with request i submitted before step `at[i]`, and checks the bound on its steps.
+
+    The oldest unfinished request computes at least one row in every step and is never preempted, so all are done
+    within the sum of their rows, counted from the last arrival.
+    """
+    number = 0
+    left = list(zip(at, requests, strict=True))
+    while left or driver.state.has_work:
+        while left and left[0][0] <= number:
+            driver.submit(left.pop(0)[1])
+        if driver.state.has_work:
+            driver.step()
+        number += 1
+        assert number <= at[-1] + sum(len(r.prompt) + r.stop.max_tokens - 1 for r in requests), "too slow: thrashing"
+    driver.run()
+    for request in requests:
+        assert driver.reasons()[request.request_id] == "length"
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+@pytest.mark.parametrize(("max_tokens", "max_seqs"), [(1, 1), (2, 2), (5, 1), (5, 3)])
+def test_every_arrival_order_of_three_requests_ends_in_time_with_the_right_tokens(
+    policy: Policy, max_tokens: int, max_seqs: int
+) -> None:
+    preemptions = 0
+    for kinds in product(KINDS, repeat=3):
+        requests = [request_of(i, *kind) for i, kind in enumerate(kinds)]
+        for at in combinations_with_replacement((0, 1, 3), 3):
+            if at[0] == 0:
+                driver = Driver(blocks=4, block_tokens=2, max_tokens=max_tokens, max_seqs=max_seqs, policy=policy)
+                arrivals(requests, at, driver)
+                preemptions += driver.state.preemptions
+    assert (preemptions > 0) == (max_seqs > 1), "the pool is too roomy to show anything"
+
+
+@pytest.mark.parametrize("blocks", [4, 5])
+def test_an_abort_at_every_step_and_in_every_flight_loses_nothing(blocks: int) -> None:
+    for kinds in product(KINDS, repeat=2):
+        for victim, step, in_flight in product((0, 1), range(7), (False, True)):
+            driver = Driver(blocks=blocks, block_tokens=2, max_tokens=3, max_seqs=2)
+            driver.submit(*(request_of(i, *kind) for i, kind in enumerate(kinds)))
+            for number in range(20):
+                if not driver.state.has_work:
+                    break
+                if number == step and not in_flight:
+                    driver.abort(victim)
+                    if not driver.state.has_work:
+                        break
+                plan = driver.begin()
+                if number == step and in_flight:
+                    driver.abort(victim)
+                driver.end(plan)
+            driver.run(limit_steps=0)
+            assert driver.reasons()[1 - victim] == "length"
+            assert driver.reasons()[victim] in ("abort", "length")

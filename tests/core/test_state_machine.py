@@ -1,0 +1,176 @@
+"""Any order of submit, plan, apply, commit, abort and failure, with one or two steps in flight, checked each time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.core.drive import check_plan, prompt_of
+from tests.fakes import FakeExecutor, expected_output
+
+from legato.core.budget import StepBudget
+from legato.core.plan import StepPlan, StepResult
+from legato.core.policy import FCFS
+from legato.core.request import Finished, Request, StopRule
+from legato.core.schedule import plan_step
+from legato.core.state import SchedulerState
+
+
+class Scheduling(RuleBasedStateMachine):
+    """The state against a model: what every request would generate alone, and how far it got."""
+
+    @initialize(
+        blocks=st.integers(3, 10),
+        block_tokens=st.integers(1, 5),
+        max_tokens=st.integers(1, 12),
+        max_seqs=st.integers(1, 4),
+        depth=st.integers(1, 2),
+        max_model_len=st.integers(8, 60),
+        spare_blocks=st.integers(0, 1),
+    )
+    def start(
+        self,
+        blocks: int,
+        block_tokens: int,
+        max_tokens: int,
+        max_seqs: int,
+        depth: int,
+        max_model_len: int,
+        spare_blocks: int,
+    ) -> None:
+        self.policy = replace(FCFS, spare_blocks=lambda inside: inside * spare_blocks)
+        self.state = SchedulerState(blocks, block_tokens, max_model_len)
+        self.budget = StepBudget(max_tokens, min(max_seqs, max_tokens))
+        self.executor = FakeExecutor(block_tokens)
+        self.executor.bind(self.state)
+        self.depth = depth
+        self.requests: dict[int, Request] = {}
+        self.outputs: dict[int, list[int]] = {}
+        self.ends: dict[int, Finished] = {}
+        self.planned: list[StepPlan] = []
+        self.executed: StepResult | None = None
+        self.cursors: dict[int, tuple[int, int, int]] = {}
+
+    @rule(share=st.floats(0, 1), max_tokens=st.integers(1, 20), stop=st.integers(0, 96), min_tokens=st.integers(0, 5))
+    def submit(self, share: float, max_tokens: int, stop: int, min_tokens: int) -> None:
+        request_id = len(self.requests)
+        prompt = prompt_of(1 + int(share * (self.state.context - 2)), request_id)
+        rule_ = StopRule(max_tokens, frozenset(range(stop, 97, 7)), min_tokens)
+        self.requests[request_id] = Request(request_id, prompt, stop=rule_)
+        self.outputs[request_id] = []
+        self.state.submit(self.requests[request_id])
+
+    @precondition(lambda self: self.state.in_flight < self.depth)
+    @rule()
+    def plan_and_apply(self) -> None:
+        plan = plan_step(self.state, self.budget, self.policy)
+        check_plan(self.state, self.budget, plan)
+        if not plan.request_ids and not plan.preempt:
+            return
+        for request_id in plan.preempt:
+            self.cursors.pop(request_id)
+        self.state.apply(plan)
+        self.planned.append(plan)
+        self.execute_next()
+
+    def execute_next(self) -> None:
+        """Steps are executed one at a time, when the one before is committed."""
+        if self.executed is None and self.planned:
+            self.executed = self.executor.execute(self.planned.pop(0))
+
+    @precondition(lambda self: self.state.in_flight)
+    @rule()
+    def commit(self) -> None:
+        assert self.executed is not None
+        finished = self.state.commit(self.executed)
+        emitted = self.state.emitted
+        for request_id, token in zip(emitted.request_ids, emitted.token_ids, strict=True):
+            assert request_id not in self.ends, "a token after the end"
+            self.outputs[request_id].append(token)
+        self.note(finished)
+        self.executed = None
+        self.execute_next()
+
+    @precondition(lambda self: self.requests)
+    @rule(which=st.integers(0, 10_000))
+    def abort(self, which: int) -> None:
+        finished = self.state.abort(which % len(self.requests))
+        self.note(() if finished is None else (finished,))
+
+    @precondition(lambda self: self.state.in_flight)
+    @rule(dice=st.integers(0, 9))
+    def fail(self, dice: int) -> None:
+        if dice:
+            return
+        self.note(self.state.abort_steps("dropped"))
+        self.planned.clear()
+        self.executed = None
+
+    def note(self, finished: tuple[Finished, ...]) -> None:
+        for end in finished:
+            assert end.request_id not in self.ends, "a second end"
+            self.ends[end.request_id] = end
+
+    @invariant()
+    def every_invariant_holds(self) -> None:
+        if not hasattr(self, "state"):
+            return
+        self.state.check()
+        for slot in [*self.state.running, *self.state.waiting]:
+            now = (slot.computed, slot.scheduled, slot.known)
+            before = self.cursors.get(slot.request_id, (0, 0, 0))
+            assert all(b <= n for b, n in zip(before, now, strict=True)), "a cursor went back without a preemption"
+            self.cursors[slot.request_id] = now
+            assert list(slot.tokens) == [*self.requests[slot.request_id].prompt, *self.outputs[slot.request_id]]
+
+    def teardown(self) -> None:
+        if not hasattr(self, "state"):
+            return
+        for _ in range(5000):
+            if not self.state.has_work:
+                break
+            if self.state.in_flight:
+                self.commit()
+            else:
+                self.plan_and_apply()
+            self.every_invariant_holds()
+        assert not self.state.has_work, "livelock"
+        assert self.state.free_blocks == self.state.total_blocks, "a block was lost"
+        assert set(self.ends) == set(self.requests), "a request without an end"
+        for request_id, request in self.requests.items():
+            self.check_output(request, self.outputs[request_id], self.ends[request_id])
+
+    def check_output(self, request: Request, output: list[int], end: Finished) -> None:
+        """The tokens of a request alone, up to where its own rules end it, wherever preemptions and chunks fell."""
+        assert end.generated_tokens == len(output)
+        most = min(request.stop.max_tokens, self.state.context - len(request.prompt))
+        alone = expected_output(request.prompt, most)
+        stops = [
+            n for n, token in enumerate(alone, 1) if token in request.stop.token_ids and n >= request.stop.min_tokens
+        ]
+        assert output == alone[: len(output)]
+        if end.reason == "stop":
+            assert len(output) == stops[0]
+        elif end.reason == "length":
+            assert len(output) == most and not stops
+        else:
+            assert len(output) < min([most, *stops])
+
+
+class MoreScheduling(Scheduling):
+    """The same machine, for the long run."""
+
+
+def steps(examples: int) -> settings:
+    return settings(
+        max_examples=examples, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+    )
+
+
+TestTenThousandSteps = Scheduling.TestCase
+TestTenThousandSteps.settings = steps(200)
+TestHundredThousandSteps = pytest.mark.slow(MoreScheduling.TestCase)
+TestHundredThousandSteps.settings = steps(2000)

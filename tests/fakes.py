@@ -1,0 +1,97 @@
+"""Stand-ins whose answers one can compute by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from legato.core.plan import StepPlan, StepResult
+from legato.core.view import RowSource
+
+VOCAB = 97
+
+
+def next_token(tokens: Sequence[int], vocab: int = VOCAB) -> int:
+    """The token after `tokens`: sum of (position + 1) * token, modulo `vocab`. A misplaced token changes it."""
+    return sum((position + 1) * token for position, token in enumerate(tokens)) % vocab
+
+
+def expected_output(prompt: Iterable[int], count: int, vocab: int = VOCAB) -> list[int]:
+    """The `count` tokens that greedily follow `prompt`: what any schedule whatever must give."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(next_token(tokens, vocab))
+    return tokens[-count:] if count else []
+
+
+class FakeExecutor:
+    """Keeps KV as block -> offset -> (request, position, token), and samples `next_token` of what it reads back there.
+
+    Asserts that every position is written exactly once, in order, by its own request, again only after a preemption;
+    that no block is written by two requests of one step; and that whatever is read is what that request wrote.
+    """
+
+    def __init__(self, block_tokens: int, vocab: int = VOCAB) -> None:
+        self.block_tokens = block_tokens
+        self.vocab = vocab
+        self.steps = 0
+        self.rows = 0
+        self.kv: dict[int, dict[int, tuple[int, int, int]]] = {}
+        self._written: dict[int, int] = {}
+        self._source: RowSource | None = None
+
+    def bind(self, source: RowSource) -> None:
+        self._source = source
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.steps += 1
+        self.rows += plan.rows
+        for request_id in plan.preempt:
+            self._written[request_id] = 0
+        writers: dict[int, int] = {}
+        entries = list(zip(plan.request_ids, plan.starts, plan.counts, plan.samples, strict=True))
+        assert len(set(plan.request_ids)) == len(entries), "a request is twice in a step"
+        for request_id, start, count, _ in entries:
+            self._write(request_id, start, start + count, writers)
+        sampled = [
+            (request_id, self._read(request_id, start + count))
+            for request_id, start, count, sample in entries
+            if sample
+        ]
+        return StepResult(plan.step, tuple(i for i, _ in sampled), tuple(token for _, token in sampled))
+
+    def _write(self, request_id: int, start: int, stop: int, writers: dict[int, int]) -> None:
+        assert self._source is not None
+        tokens, blocks = self._source.tokens(request_id), self._source.blocks(request_id)
+        written = self._written.get(request_id, 0)
+        assert start == written, f"request {request_id} has {written} positions and computes from {start}"
+        assert start < stop <= len(tokens), f"request {request_id} computes to {stop} of {len(tokens)} tokens"
+        for position in range(start, stop):
+            block, offset = blocks[position // self.block_tokens], position % self.block_tokens
+            writer = writers.setdefault(block, request_id)
+            assert writer == request_id, f"requests {writer} and {request_id} write block {block} in one step"
+            self.kv.setdefault(block, {})[offset] = (request_id, position, tokens[position])
+        self._written[request_id] = stop
+
+    def _read(self, request_id: int, stop: int) -> int:
+        assert self._source is not None
+        tokens, blocks = self._source.tokens(request_id), self._source.blocks(request_id)
+        assert stop == len(tokens), f"request {request_id} samples after {stop} of {len(tokens)} tokens"
+        total = 0
+        for position in range(stop):
+            found = self.kv[blocks[position // self.block_tokens]][position % self.block_tokens]
+            wanted = (request_id, position, tokens[position])
+            assert found == wanted, f"request {request_id} reads {found} where it wrote {wanted}"
+            total += (position + 1) * found[2]
+        return total % self.vocab
+
+
+class FakeClock:
+    """Advances by `tick_s` each time it is asked."""
+
+    def __init__(self, tick_s: float = 1.0) -> None:
+        self.now_s = 0.0
+        self.tick_s = tick_s
+
+    def __call__(self) -> float:
+        self.now_s += self.tick_s
+        return self.now_s
