@@ -217,5 +217,6 @@ def cpu_backend(
         max_seqs=16,
         max_logit_rows=max_rows,
         activations=activations,  # type: ignore[arg-type]
+        threads=2,
     )
     return CpuBackend(program, kv, weights, threads)

@@ -42,6 +42,8 @@ class ModelExecutor:
         assert source is not None, "bind the executor to a state first"
         if clock:
             clock.start()
+        if not plan.request_ids:
+            return StepResult(plan.step, (), ())
         batch = build_batch(plan, source, self._block_tokens)
         if clock:
             clock.lap("batch")

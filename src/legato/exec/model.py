@@ -91,7 +91,8 @@ def load_model(
     tables_nbytes = sum(rope_nbytes(rope, length) for rope in spec.ropes)
     weights = pack_weights(checkpoint, tuple(rope_table(rope, length) for rope in spec.ropes), progress)
 
-    limits = {"max_rows": max_num_batched_tokens, "max_seqs": max_num_seqs}
+    threads = threads or default_threads()
+    limits = {"max_rows": max_num_batched_tokens, "max_seqs": max_num_seqs, "threads": threads}
     limits["max_logit_rows"] = max_logit_rows or max_num_seqs
     # Scratch does not depend on the size of the pool: a pool of one block tells it before the real one exists.
     trial = record(spec, weights, make_kv(layout, 1), activations=activations, **limits)
@@ -112,7 +113,6 @@ def load_model(
     )
     kv = make_kv(layout, blocks)
     program = record(spec, weights, kv, activations=activations, **limits)
-    threads = threads or default_threads()
     backend = CpuBackend(program, kv, weights, threads)
     return LoadedModel(
         spec=spec,

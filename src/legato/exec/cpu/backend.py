@@ -29,9 +29,17 @@ def record(
     max_seqs: int,
     max_logit_rows: int,
     activations: Activations,
+    threads: int,
 ) -> Program:
-    """The sealed program of one step; its scratch memory is allocated with the first run."""
-    program = Program(kv, max_rows=max_rows, max_logit_rows=max_logit_rows, max_seqs=max_seqs, activations=activations)
+    """The sealed program of one step, for at most `threads`; its scratch memory is allocated with the first run."""
+    program = Program(
+        kv,
+        max_rows=max_rows,
+        max_logit_rows=max_logit_rows,
+        max_seqs=max_seqs,
+        activations=activations,
+        max_threads=threads,
+    )
     program.seal(forward(RecordingOps(program), spec, weights))
     return program
 
