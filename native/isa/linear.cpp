@@ -1,0 +1,265 @@
+// The linear layer: chooses a micro-kernel by the weight's format and the number of rows, and splits the work.
+//
+// One work-sharing loop over items of (chunk of panels of one part, chunk of rows). An item keeps a panel in L1 for all of
+// its rows. No item splits k, and all micro-kernels of one arithmetic give the same bits, so neither the split nor the
+// number of threads shows in the result. Bias and residual are added last: (sum + bias) + residual.
+#include <omp.h>
+
+#include <array>
+
+#include "linear_expand.hpp"
+#include "linear_f32.hpp"
+#if LEGATO_ISA_AVX512 || LEGATO_ISA_AMX
+#include "linear_int_avx512.hpp"
+#elif LEGATO_ISA_AVX2
+#include "linear_int_avx2.hpp"
+#else
+#include "linear_int_portable.hpp"
+#endif
+#if LEGATO_ISA_AMX
+#include "linear_amx.hpp"
+#endif
+#include "linear_peak.hpp"
+#include "quantised.hpp"
+
+namespace legato::LEGATO_ISA {
+namespace {
+
+using std::int64_t;
+
+constexpr int64_t f32_block = 512;       // k of one block: fp32 weights of a panel take 32 KiB
+constexpr int64_t row_chunk = 96;        // rows of one item, a multiple of f32_rows
+constexpr int64_t few_rows = 16;         // below, items are chunks of weight, read once: decode
+constexpr int64_t item_nbytes = 12 << 10;  // of weight, for few rows
+
+struct ThreadScratch {
+    alignas(64) float expanded[f32_panels * f32_block * panel_outputs];
+    alignas(64) float sums[row_chunk * f32_panels * panel_outputs];
+#if LEGATO_ISA_AMX
+    AmxScratch amx;
+#endif
+};
+
+#if LEGATO_ISA_AMX
+constexpr int64_t amx_least_rows = 16;
+LEGATO_INLINE bool use_amx(int64_t rows) { return rows >= amx_least_rows; }
+#else
+LEGATO_INLINE bool use_amx(int64_t) { return false; }
+#endif
+
+template <IntWeights W, int... I>
+constexpr std::array<IntKernel, sizeof...(I)> int_kernel_table(std::integer_sequence<int, I...>) {
+    return {int_kernel<W, I + 1>...};
+}
+
+// int_kernels<W>[r - 1] does r rows.
+template <IntWeights W>
+constexpr auto int_kernels = int_kernel_table<W>(std::make_integer_sequence<int, int_rows>{});
+
+LEGATO_INLINE const IntKernel* int_kernels_for(const PanelLayout& w) {
+    switch (int_weights(w)) {
+        case IntWeights::q4:
+            return int_kernels<IntWeights::q4>.data();
+        case IntWeights::q8_group32:
+            return int_kernels<IntWeights::q8_group32>.data();
+        default:
+            return int_kernels<IntWeights::q8_group16>.data();
+    }
+}
+
+// Rows of the next block of at most `most`, so that `left` rows are split evenly.
+LEGATO_INLINE int64_t even_block(int64_t left, int64_t most) {
+    const int64_t blocks = (left + most - 1) / most;
+    return (left + blocks - 1) / blocks;
+}
+
+struct Call {
+    const Rows* x;
+    const QuantisedView* x_int8;
+    const Rows* y;
+    const float* bias;
+    const Rows* residual;
+};
+
+// One part and where its outputs go.
+struct Part {
+    const PanelLayout* w;
+    int64_t first_output;
+    int64_t panel_chunk, panel_chunks, items;
+    bool int8;
+};
+
+// y of `rows` rows and up to 16 outputs of one panel from their sums.
+void finish(const Call& call, const Part& part, int64_t panel, int64_t row, int64_t rows, const float* sums,
+            int64_t sums_stride) {
+    const int64_t output = panel * panel_outputs, column = part.first_output + output;
+    const int64_t left = part.w->rows - output;
+    for (int64_t r = 0; r < rows; ++r, sums += sums_stride) {
+        float* y = call.y->data + (row + r) * call.y->stride + column;
+        const float* residual = call.residual ? call.residual->data + (row + r) * call.residual->stride + column : nullptr;
+        if (left >= panel_outputs) {
+            for (int v = 0; v < panel_outputs; v += kLanes) {
+                Vec value = load(sums + v);
+                if (call.bias) value = add(value, load(call.bias + column + v));
+                if (residual) value = add(value, load(residual + v));
+                store(y + v, value);
+            }
+        } else {
+            for (int64_t o = 0; o < left; ++o) {
+                float value = sums[o];
+                if (call.bias) value += call.bias[column + o];
+                if (residual) value += residual[o];
+                y[o] = value;
+            }
+        }
+    }
+}
+
+void int_item(const Call& call, const Part& part, int64_t panel_begin, int64_t panel_end, int64_t row_begin,
+              int64_t row_end) {
+    const PanelLayout& w = *part.w;
+    const IntKernel* kernels = int_kernels_for(w);
+    alignas(64) float sums[int_rows * panel_outputs];
+    for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
+        const std::byte* at = w.data + panel * w.panel_nbytes;
+        for (int64_t row = row_begin; row < row_end;) {
+            const int64_t rows = even_block(row_end - row, int_rows);
+            kernels[rows - 1](w, at, *call.x_int8, row, sums);
+            finish(call, part, panel, row, rows, sums, panel_outputs);
+            row += rows;
+        }
+    }
+}
+
+#if LEGATO_ISA_AMX
+void amx_item(const Call& call, const Part& part, int64_t panel_begin, int64_t panel_end, int64_t row_begin, int64_t row_end,
+              AmxScratch& scratch) {
+    const PanelLayout& w = *part.w;
+    for (int64_t panel = panel_begin; panel < panel_end; panel += 2) {
+        const int64_t second = panel + 1 < panel_end ? panel + 1 : panel;
+        const AmxItem item{&w, {w.data + panel * w.panel_nbytes, w.data + second * w.panel_nbytes}, call.x_int8, row_begin,
+                           row_end - row_begin};
+        amx_linear(item, scratch);
+        for (int64_t p = panel; p <= second; ++p) {
+            finish(call, part, p, row_begin, row_end - row_begin, scratch.sums[0][p - panel], 2 * panel_outputs);
+        }
+    }
+}
+#endif
+
+void f32_item(const Call& call, const Part& part, int64_t panel_begin, int64_t panel_end, int64_t row_begin,
+              int64_t row_end, ThreadScratch& scratch) {
+    const PanelLayout& w = *part.w;
+    constexpr int64_t width = f32_panels * panel_outputs;
+    const int64_t unit = w.group;
+    const int64_t block = (even_block(w.cols, f32_block) + unit - 1) / unit * unit;
+    for (int64_t panel = panel_begin; panel < panel_end; panel += f32_panels) {
+        const int64_t count = panel_end - panel < f32_panels ? panel_end - panel : f32_panels;
+        for (int64_t k = 0; k < w.cols; k += block) {
+            const int64_t k_end = k + block < w.cols ? k + block : w.cols;
+            const float* panels[f32_panels];
+            for (int64_t p = 0; p < f32_panels; ++p) {
+                if (p >= count) {
+                    panels[p] = panels[0];  // an odd panel is done twice
+                    continue;
+                }
+                const std::byte* at = w.data + (panel + p) * w.panel_nbytes;
+                if (w.kind == WeightKind::f32) {
+                    panels[p] = reinterpret_cast<const float*>(at) + k * panel_outputs;
+                } else {
+                    float* expanded = scratch.expanded + p * f32_block * panel_outputs;
+                    expand_panel(w, at, k, k_end, expanded);
+                    panels[p] = expanded;
+                }
+            }
+            for (int64_t row = row_begin; row < row_end;) {
+                const int64_t rows = even_block(row_end - row, f32_rows);
+                f32_kernels[static_cast<std::size_t>(rows - 1)](panels, call.x->data + row * call.x->stride + k,
+                                                                call.x->stride, k_end - k, k == 0,
+                                                                scratch.sums + (row - row_begin) * width);
+                row += rows;
+            }
+        }
+        for (int64_t p = 0; p < count; ++p) {
+            finish(call, part, panel + p, row_begin, row_end - row_begin, scratch.sums + p * panel_outputs, width);
+        }
+    }
+}
+
+int64_t rows_of_item(int64_t rows, bool int8) {
+#if LEGATO_ISA_AMX
+    if (int8 && use_amx(rows)) return (even_block(rows, amx_row_chunk) + 15) / 16 * 16;
+#endif
+    (void)int8;
+    return rows < few_rows ? rows : row_chunk;
+}
+
+int64_t panels_of_item(const PanelLayout& w, int64_t rows, bool int8) {
+    if (rows < few_rows) {
+        const int64_t panels = item_nbytes / w.panel_nbytes;
+        return panels < 2 ? 2 : panels;
+    }
+    (void)int8;
+    return 2;
+}
+
+void linear(const Matrix* const* parts, int part_count, const Rows& x, const Quantised* x_int8, const Rows& y,
+            const float* bias, const Rows* residual, std::byte* scratch_bytes) {
+    const QuantisedView codes = x_int8 ? view(*x_int8) : QuantisedView{};
+    const Call call{&x, &codes, &y, bias, residual};
+    auto& scratch = reinterpret_cast<ThreadScratch*>(scratch_bytes)[omp_get_thread_num()];
+    const auto part_at = [&](int index, int64_t first_output) {
+        const PanelLayout& w = parts[index]->layout();
+        const bool int8 = x_int8 && parts[index]->quantised();
+        const int64_t chunk = panels_of_item(w, x.rows, int8), chunks = (w.panels + chunk - 1) / chunk;
+        const int64_t rows = rows_of_item(x.rows, int8);
+        return Part{&w, first_output, chunk, chunks, chunks * ((x.rows + rows - 1) / rows), int8};
+    };
+    int64_t items = 0;
+    for (int p = 0; p < part_count; ++p) items += part_at(p, 0).items;
+#if LEGATO_ISA_AMX
+    if (x_int8 && use_amx(x.rows)) configure_tiles();
+#endif
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t i = 0; i < items; ++i) {
+        int index = 0;
+        int64_t item = i;
+        Part part = part_at(0, 0);
+        while (item >= part.items) {
+            item -= part.items;
+            const int64_t first_output = part.first_output + part.w->rows;
+            part = part_at(++index, first_output);
+        }
+        const int64_t panel = item % part.panel_chunks * part.panel_chunk;
+        const int64_t panel_end = panel + part.panel_chunk < part.w->panels ? panel + part.panel_chunk : part.w->panels;
+        const int64_t rows = rows_of_item(x.rows, part.int8);
+        const int64_t row = item / part.panel_chunks * rows;
+        const int64_t row_end = row + rows < x.rows ? row + rows : x.rows;
+        if (!part.int8) {
+            f32_item(call, part, panel, panel_end, row, row_end, scratch);
+#if LEGATO_ISA_AMX
+        } else if (use_amx(x.rows)) {
+            amx_item(call, part, panel, panel_end, row, row_end, scratch.amx);
+#endif
+        } else {
+            int_item(call, part, panel, panel_end, row, row_end);
+        }
+    }
+#if LEGATO_ISA_AMX
+    if (x_int8 && use_amx(x.rows)) _tile_release();
+#endif
+}
+
+std::size_t linear_scratch_nbytes(const Matrix* const*, int, int threads, bool) {
+    return sizeof(ThreadScratch) * static_cast<std::size_t>(threads);
+}
+
+}  // namespace
+
+void gather(const Matrix& w, const std::int32_t* ids, float scale, const Rows& y);
+
+LinearKernels linear_kernels() {
+    return {quantised_nbytes, quantise, linear, linear_scratch_nbytes, gather, fma_peak, read_bandwidth};
+}
+
+}  // namespace legato::LEGATO_ISA
