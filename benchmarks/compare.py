@@ -36,11 +36,15 @@ class Contender:
     failure: str = ""
 
     def start(self) -> None:
-        """Start the process and pause it."""
+        """Start the process, wait until it is warm, pause it."""
         log = open(f"/tmp/legato-compare-{self.name}.log", "w")  # noqa: SIM115 (lives as long as the process)
         self.process = subprocess.Popen(
             self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
         )
+        assert self.process.stdout is not None
+        if not any('"ready"' in line for line in self.process.stdout):
+            self.failure = "never became ready"
+        self._signal(signal.SIGSTOP)
 
     def ask(self, measure: str) -> dict[str, Any] | None:
         """The answer to one measure, other engines being paused; None once the engine has failed."""
@@ -56,6 +60,9 @@ class Contender:
                     answer: dict[str, Any] = json.loads(line)
                     if answer.get("measure") == measure:
                         self._signal(signal.SIGSTOP)
+                        if "error" in answer:
+                            print(f"{self.name}: {measure}: {answer['error']}", file=sys.stderr)
+                            return None
                         return answer
             self.failure = f"ended with exit code {self.process.wait(10)} at {measure}"
         except (BrokenPipeError, subprocess.TimeoutExpired) as error:
@@ -72,9 +79,10 @@ class Contender:
             os.killpg(self.process.pid, number)
 
 
-def contenders(model: Path, peers: list[str], threads: int) -> list[Contender]:
+def contenders(model: Path, peers: list[str], measures: list[str], threads: int) -> list[Contender]:
     """Legato first, then the peers whose environment exists; a missing one is named, not skipped in silence."""
     common = ["--model", str(model), "--threads", str(threads), "--serve"]
+    common += [word for measure in measures for word in ("--measure", measure)]
     found = [Contender("legato", [sys.executable, str(HERE / "legato_engine.py"), *common])]
     for name in peers:
         python = HERE / "peers" / f".venv-{name}" / "bin" / "python"
@@ -129,14 +137,12 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     options = parser.parse_args()
     measures = options.measures.split(",")
-    engines = contenders(options.model, [p for p in options.peers.split(",") if p], options.threads)
+    engines = contenders(options.model, [p for p in options.peers.split(",") if p], measures, options.threads)
     stolen = steal_ticks()
     try:
         for engine in engines:
+            print(f"{engine.name}: loading and warming up ...", file=sys.stderr, flush=True)
             engine.start()
-            print(f"{engine.name}: warming up ...", file=sys.stderr, flush=True)
-            for measure in measures:
-                engine.ask(measure)
         for number in range(options.rounds):
             for measure in measures:
                 for engine in engines:

@@ -2,9 +2,9 @@
 
     python benchmarks/stall.py [--model smollm2-135m] [--streams 4] [--prompt-tokens 4000] [--svg FILE] [--json FILE]
 
-Starts `legato serve` with a step budget of `--budget` tokens, then with one that takes the whole prompt in one step (what
-an engine without chunked prefill does), lets `--streams` clients stream, and sends one long prompt two seconds in. A dot
-is a token: when it came, and how long its reader had waited for it.
+Starts `legato serve` with a step budget of `--budget` tokens, then with one that takes the whole prompt in one step
+(what an engine without chunked prefill does), lets `--streams` clients stream, and sends a long prompt two seconds in.
+A dot is a token: when it came, and how long its reader had waited for it.
 """
 
 from __future__ import annotations

@@ -1,0 +1,92 @@
+"""Legato's engine, in process, behind the command line of the peers: see `benchmarks/peers/`.
+
+    python benchmarks/legato_engine.py --model FILE --threads 2 --measure prefill:512 --measure decode:8 [--repeat 5]
+
+Everything goes through the scheduler and the executor, as in the server: a prefill is timed from submitting a fresh
+prompt to its first token, a decode step from its plan to its tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "peers"))
+
+import harness
+
+from legato import _native
+from legato.assemble import build_engine
+from legato.config import EngineConfig
+from legato.core.request import Request, StopRule
+
+
+class LegatoPeer:
+    """The engine with one model loaded, planning and executing as it does when it serves."""
+
+    name = "legato"
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        config = EngineConfig(
+            model=options.model,
+            max_num_batched_tokens=options.budget,
+            max_num_seqs=64,
+            kv_tokens=16384,
+            threads=options.threads,
+            activations=options.activations,
+        )
+        self.version = version("legato-serve")
+        self.settings: dict[str, Any] = {
+            "isa": _native.isa(),
+            "budget": options.budget,
+            "threads": options.threads,
+            "activations": options.activations,
+        }
+        self._engine, _ = build_engine(config, Path(options.model), lambda *_: None)
+        self._next_id = 0
+
+    def prefill_s(self, prompt: list[int]) -> float:
+        """Seconds from submitting `prompt` to its first greedy token."""
+        started_s = time.perf_counter()
+        self._submit(prompt, 1)
+        while self._engine.has_work:
+            self._engine.step()
+        return time.perf_counter() - started_s
+
+    def decode_s(self, prompts: list[list[int]], steps: int) -> list[float]:
+        """Seconds of each of `steps` steps in which every prompt, prefilled before, gets one greedy token."""
+        for prompt in prompts:
+            self._submit(prompt, steps + len(prompts) + 2)
+        while any(count > 1 for count in self._step_counts()):
+            pass
+        durations = []
+        for _ in range(steps):
+            started_s = time.perf_counter()
+            counts = self._step_counts()
+            durations.append(time.perf_counter() - started_s)
+            if counts != (1,) * len(prompts):
+                raise RuntimeError(f"not a decode step of {len(prompts)}: {counts}")
+        for request_id in range(self._next_id - len(prompts), self._next_id):
+            self._engine.abort(request_id)
+        while self._engine.has_work:
+            self._engine.step()
+        return durations
+
+    def _submit(self, prompt: list[int], max_tokens: int) -> None:
+        self._engine.submit(Request(self._next_id, tuple(prompt), stop=StopRule(max_tokens=max_tokens)))
+        self._next_id += 1
+
+    def _step_counts(self) -> tuple[int, ...]:
+        record = self._engine.step().record
+        return record.plan.counts if record is not None else ()
+
+
+if __name__ == "__main__":
+    options = harness.parser(__doc__ or "")
+    options.add_argument("--budget", type=int, default=512, help="tokens a step")
+    options.add_argument("--activations", choices=["int8", "f32"], default="int8")
+    harness.main(options.parse_args(), LegatoPeer)
