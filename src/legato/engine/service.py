@@ -147,6 +147,7 @@ class EngineService:
         self._transport: asyncio.Transport | None = None
         self._ready: asyncio.Future[EngineInfo] | None = None
         self._stopping = False
+        self._failed = asyncio.Event()
         self._ending: asyncio.Task[None] | None = None
         self._reported: errors.LegatoError | None = None
         self.detail = ""
@@ -225,6 +226,12 @@ class EngineService:
         self.metrics.record_finish(reason, self._clock() - live.arrival_s)
         if self.failure is None:
             self._send(Abort(request_id))
+
+    async def failed(self) -> errors.EngineError:
+        """Waits until the engine is gone other than by `stop`; why."""
+        await self._failed.wait()
+        assert self.failure is not None
+        return self.failure
 
     async def stop(self) -> None:
         """Ends the process: at once while it loads, else after its step, by force after five seconds.
@@ -328,6 +335,8 @@ class EngineService:
         if error is None:
             error = errors.EngineError("the engine was stopped" if self._stopping else _how_it_ended(status))
         self.failure = error if isinstance(error, errors.EngineError) else errors.EngineError(str(error))
+        if not self._stopping:
+            self._failed.set()
         assert self._ready is not None
         if not self._ready.done():
             self._ready.set_exception(error)

@@ -20,7 +20,10 @@ _length = struct.Struct("<I")
 
 
 class EngineInfo(msgspec.Struct, frozen=True):
-    """What an engine is, once it is ready. Sizes in tokens, blocks and bytes; `limits` words for the banner."""
+    """What an engine is, once it is ready. Sizes in tokens, blocks and bytes.
+
+    The bytes are predicted before anything is allocated: `peak_bytes` is of the whole engine process.
+    """
 
     max_model_len: int
     vocab: int
@@ -32,6 +35,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     weights_bytes: int = 0
     kv_bytes: int = 0
     scratch_bytes: int = 0
+    peak_bytes: int = 0
     load_s: float = 0.0
     description: str = ""
 

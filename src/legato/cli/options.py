@@ -1,0 +1,119 @@
+"""Options that several verbs share, and what they make: an `EngineConfig`, a loading bar."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from legato.config import DEFAULT_MODEL
+from legato.engine.worker import ReportProgress
+
+_ENGINE = "Engine"
+
+Model = Annotated[
+    str, typer.Argument(help="A GGUF file, a safetensors folder, a hub id (org/name) or an alias: legato pull --list")
+]
+StepTokens = Annotated[
+    int,
+    typer.Option(
+        "--max-num-batched-tokens",
+        help="The step budget: tokens computed together, decodes first, then chunks of prompts. Smaller keeps streams"
+        " smoother, larger reads prompts faster.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+Sequences = Annotated[int, typer.Option("--max-num-seqs", help="Sequences running at once.", rich_help_panel=_ENGINE)]
+ModelLength = Annotated[
+    int | None,
+    typer.Option(
+        "--max-model-len",
+        help="Tokens of one sequence, prompt and answer.",
+        show_default="the model's context",
+        rich_help_panel=_ENGINE,
+    ),
+]
+KvMemory = Annotated[
+    str | None,
+    typer.Option(
+        "--kv-memory",
+        help="Size of the KV pool, as in 1GiB.",
+        show_default="by the memory there is",
+        metavar="SIZE",
+        rich_help_panel=_ENGINE,
+    ),
+]
+KvTokens = Annotated[
+    int | None,
+    typer.Option("--kv-tokens", help="Size of the KV pool in tokens, instead.", rich_help_panel=_ENGINE),
+]
+KvDtype = Annotated[
+    Literal["f16", "f32"], typer.Option("--kv-dtype", help="Numbers in the KV pool.", rich_help_panel=_ENGINE)
+]
+Activations = Annotated[
+    Literal["int8", "f32"],
+    typer.Option(
+        "--activations",
+        help="int8 products with quantised weights, or f32 for comparison with references.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+Quantize = Annotated[
+    Literal["int8", "int4"] | None,
+    typer.Option("--quantize", help="Quantise 16-bit safetensors while loading.", rich_help_panel=_ENGINE),
+]
+BlockTokens = Annotated[
+    int, typer.Option("--block-tokens", help="Tokens of a KV block; a multiple of 16.", rich_help_panel=_ENGINE)
+]
+Threads = Annotated[
+    int,
+    typer.Option("--threads", help="Threads of the kernels.", show_default="one a core", rich_help_panel=_ENGINE),
+]
+ChatTemplate = Annotated[
+    Path | None,
+    typer.Option(
+        "--chat-template",
+        help="A Jinja file to use instead of the model's own template.",
+        exists=True,
+        dir_okay=False,
+        rich_help_panel=_ENGINE,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+MaxTokens = Annotated[int, typer.Option("--max-tokens", "-n", help="Tokens of the answer, at most.")]
+TopP = Annotated[float, typer.Option("--top-p", help="Choose among the tokens that make up this much probability.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Makes a sampled text repeatable.", show_default="random")]
+
+__all__ = ["DEFAULT_MODEL"]
+
+
+@contextlib.contextmanager
+def loading_bar(*, quiet: bool = False) -> Iterator[ReportProgress]:
+    """A bar on stderr that names the stage and counts bytes, and is gone afterwards. Nothing if that is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
+
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield lambda stage, done, total: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
+    tasks: dict[str, TaskID] = {}
+    with Progress(*columns, console=console, transient=True) as bar:
+
+        def report(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                for task in tasks.values():
+                    bar.update(task, visible=False)
+                tasks[stage] = bar.add_task(stage, total=total)
+            bar.update(tasks[stage], completed=done, total=total)
+
+        yield report
+
+
+def say(text: str) -> None:
+    """A notice on stderr."""
+    typer.echo(text, err=True)

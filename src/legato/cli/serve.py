@@ -1,0 +1,174 @@
+"""`legato serve`: the OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from legato.cli import options
+from legato.config import DEFAULT_MODEL, EngineConfig, format_size, parse_size
+
+if TYPE_CHECKING:
+    from legato.engine.service import EngineService
+    from legato.engine.text import ModelText
+    from legato.engine.wire import EngineInfo
+    from legato.server.served import ServedModel
+
+
+def serve(
+    model: options.Model = DEFAULT_MODEL,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for every network.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 chooses a free one.", min=0, max=65535)] = 8000,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="The name clients use.", show_default="the alias, or the file's name")
+    ] = None,
+    max_num_batched_tokens: options.StepTokens = 512,
+    max_num_seqs: options.Sequences = 64,
+    max_model_len: options.ModelLength = None,
+    kv_memory: options.KvMemory = None,
+    kv_tokens: options.KvTokens = None,
+    kv_dtype: options.KvDtype = "f16",
+    block_tokens: options.BlockTokens = 32,
+    activations: options.Activations = "int8",
+    quantize: options.Quantize = None,
+    threads: options.Threads = 0,
+    chat_template: options.ChatTemplate = None,
+) -> None:
+    """Serve a model to OpenAI clients.
+
+    Examples:
+
+    [bold]legato serve[/bold] · the default model on http://127.0.0.1:8000
+
+    [bold]legato serve ./model.gguf --port 9000[/bold] · your own file
+
+    [bold]legato serve gemma3-270m --max-num-batched-tokens 256[/bold] · shorter steps, smoother streams
+    """
+    config = EngineConfig(
+        model=model,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
+        kv_tokens=kv_tokens,
+        kv_memory_bytes=None if kv_memory is None else parse_size(kv_memory),
+        kv_dtype=kv_dtype,
+        block_tokens=block_tokens,
+        activations=activations,
+        quantize=quantize,
+        threads=threads,
+        chat_template=None if chat_template is None else str(chat_template),
+    )
+    from legato.server.run import listen
+
+    with listen(host, port) as sock:
+        status = _run(_serve(config, sock, host, served_model_name))
+    raise typer.Exit(status)
+
+
+def _run(main: Coroutine[Any, Any, int]) -> int:
+    """Runs the coroutine on uvloop where it is installed."""
+    factory = None
+    with contextlib.suppress(ImportError):
+        import uvloop
+
+        factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(main)
+
+
+async def _serve(config: EngineConfig, sock: socket.socket, host: str, name: str | None) -> int:
+    """Loads, serves, stops. Exit status: 0 after Ctrl-C or SIGTERM, 130 if it came while loading."""
+    from legato.assemble import ENGINE_ENVIRONMENT, engine_factory, open_text, resolve_model
+    from legato.engine.service import EngineService
+    from legato.server.app import build_app
+    from legato.server.run import HttpServer, on_signals
+
+    task = asyncio.current_task()
+    assert task is not None
+    service: EngineService | None = None
+    try:
+        with options.loading_bar() as report, on_signals(lambda: _cancel(task)):
+            path = await asyncio.to_thread(
+                resolve_model, config, lambda done, total: report("fetching", done, total), options.say
+            )
+            service = EngineService(engine_factory(config, path), environment=ENGINE_ENVIRONMENT, on_progress=report)
+            text, info = await asyncio.gather(asyncio.to_thread(open_text, config, path), service.start())
+        served = _served(config, path, text, name)
+        server = HttpServer(build_app(service, served), sock)
+        with on_signals(server.stop):
+            _banner(config, info, served.name, _address(sock, host))
+            watch = asyncio.create_task(_report_failure(service))
+            await server.serve()
+            watch.cancel()
+        return 0
+    except asyncio.CancelledError:
+        return 130
+    finally:
+        if service is not None:
+            await service.stop()
+
+
+async def _report_failure(service: EngineService) -> None:
+    """Says on the terminal that the engine is gone; clients are told by the service."""
+    failure = await service.failed()
+    if service.detail:
+        options.say(service.detail)
+    options.say(f"error: {failure}; requests and /health answer 503 until the server is restarted")
+
+
+def _served(config: EngineConfig, path: Path, text: ModelText, name: str | None) -> ServedModel:
+    import time
+
+    from legato.server.served import ServedModel
+
+    names = dict.fromkeys([name or _short_name(config.model), config.model, str(path), path.name])
+    return ServedModel(names=tuple(names), created=int(time.time()), text=text)
+
+
+def _short_name(model: str) -> str:
+    path = Path(model)
+    return (path.stem if path.suffix.lower() == ".gguf" else path.name) or model
+
+
+def _address(sock: socket.socket, host: str) -> str:
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{shown}:{sock.getsockname()[1]}"
+
+
+def _banner(config: EngineConfig, info: EngineInfo, name: str, address: str) -> None:
+    """Everything one needs to begin: address, model, budget, memory, and a line to paste."""
+    from rich.console import Console
+
+    import legato
+
+    console = Console(highlight=False, soft_wrap=True)
+    body = f'{{"model": "{name}", "stream": true, "messages": [{{"role": "user", "content": "Why is the sky blue?"}}]}}'
+    parts = f"weights {format_size(info.weights_bytes)}, KV {format_size(info.kv_bytes)}"
+    parts += f", scratch {format_size(info.scratch_bytes)}"
+    quantised = "" if config.quantize is None else f", quantised to {config.quantize}"
+    rows = [
+        ("model", f"[bold]{name}[/] · {info.description}{quantised} · loaded in {info.load_s:.1f} s"),
+        ("step", f"{info.max_num_batched_tokens} tokens: decodes first, then prompt chunks · {info.threads} threads"),
+        (
+            "limits",
+            f"{info.max_num_seqs} sequences · context {info.max_model_len:,} · KV pool {info.kv_tokens:,} tokens",
+        ),
+        ("memory", f"{format_size(info.peak_bytes)} at most: {parts}"),
+        ("also", "/v1/completions · /v1/models · /health · /metrics"),
+    ]
+    console.print(f"\n[bold]Legato {legato.__version__}[/] serves [bold cyan]{address}/v1[/]\n")
+    for label, text in rows:
+        console.print(f"  [dim]{label:8}[/]{text}")
+    console.print("\n  Try it:\n")
+    typer.echo(f"curl -N {address}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'")
+    console.print("\n  [dim]Ctrl-C stops.[/]\n")
+
+
+def _cancel(task: asyncio.Task[Any]) -> None:
+    task.cancel()
