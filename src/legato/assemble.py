@@ -80,7 +80,46 @@ def resolve_model(
 
 def open_text(config: EngineConfig, path: Path) -> ModelText:
     """Tokenizer and chat template of the model at `path`. Reads no weights. Raises ModelError."""
-    raise NotImplementedError
+    from legato.exec.weights.checkpoint import GgufCheckpoint, open_checkpoint
+    from legato.models import chat_template as templates
+    from legato.models import tokenizer as tokenizers
+
+    checkpoint = open_checkpoint(path, quantize=config.quantize)
+    if isinstance(checkpoint, GgufCheckpoint):
+        tokenizer = tokenizers.tokenizer_from_gguf(checkpoint.metadata, str(path))
+        source = templates.template_from_gguf(checkpoint.metadata, str(path))
+    else:
+        tokenizer = tokenizers.tokenizer_from_folder(path)
+        source = templates.template_from_folder(path)
+    if config.chat_template is not None:
+        source = templates.template_from_file(Path(config.chat_template))
+
+    def name_of(token_id: int | None) -> str:
+        return "" if token_id is None else tokenizer.token_name(token_id)
+
+    render: Callable[[list[dict[str, str]]], str]
+    if source is None:
+
+        def render(messages: list[dict[str, str]]) -> str:
+            raise templates.no_template(config.model)
+
+    else:
+        render = templates.ChatTemplate(
+            source,
+            bos_token=name_of(tokenizer.bos_id),
+            eos_token=name_of(tokenizer.eos_id),
+            source=config.chat_template or str(path),
+        ).render
+    vocab = checkpoint.spec.vocab
+    return ModelText(
+        vocab=vocab,
+        eos_ids=tokenizer.eos_ids,
+        token_bytes=tokenizer.bytes_table(vocab),
+        token_name=tokenizer.token_name,
+        encode=tokenizer.encode,
+        render=render,
+        encode_chat=functools.partial(tokenizer.encode, parse_special=True),
+    )
 
 
 def _kv_tokens(config: EngineConfig, path: Path) -> int | None:

@@ -36,12 +36,8 @@ async def sse(client: httpx.AsyncClient, path: str, **body: Any) -> list[dict[st
 
 
 def streamed_text(chunks: list[dict[str, Any]], index: int = 0) -> str:
-    parts = []
-    for chunk in chunks:
-        for choice in chunk["choices"]:
-            if choice["index"] == index:
-                parts.append(choice["text"] if "text" in choice else choice["delta"].get("content", ""))
-    return "".join(parts)
+    choices = [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]
+    return "".join(c["text"] if "text" in c else c["delta"].get("content", "") for c in choices)
 
 
 async def test_chat_answers_with_the_template_applied(client: httpx.AsyncClient) -> None:

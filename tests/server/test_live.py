@@ -39,7 +39,9 @@ class Live:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         self.writers.append(writer)
         content = json.dumps({"stream": True, **body}).encode()
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n"
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n"
+        )
         writer.write(head.encode() + b"\r\n" + content)
         await writer.drain()
         return reader, writer
@@ -175,12 +177,12 @@ async def test_thirty_two_streams_at_once_are_complete() -> None:
 def test_a_taken_port_is_told_at_once_with_its_number() -> None:
     with listen("127.0.0.1", 0) as sock:
         port = sock.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"port {port} on 127.0.0.1 is taken.*--port"):
+        with pytest.raises(ConfigError, match=rf"port {port} on 127\.0\.0\.1 is taken.*--port"):
             listen("127.0.0.1", port)
 
 
 def test_a_host_that_is_not_ours_is_told() -> None:
-    with pytest.raises(ConfigError, match="192.0.2.1"):
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.1"):
         listen("192.0.2.1", 8123)
     with pytest.raises(ConfigError, match="not an address"):
         listen("no.such.host.invalid", 8123)

@@ -13,6 +13,7 @@ import typer
 
 from legato.cli import options
 from legato.config import DEFAULT_MODEL, EngineConfig, format_size, parse_size
+from legato.errors import EngineError
 
 if TYPE_CHECKING:
     from legato.engine.service import EngineService
@@ -98,7 +99,14 @@ async def _serve(config: EngineConfig, sock: socket.socket, host: str, name: str
                 resolve_model, config, lambda done, total: report("fetching", done, total), options.say
             )
             service = EngineService(engine_factory(config, path), environment=ENGINE_ENVIRONMENT, on_progress=report)
-            text, info = await asyncio.gather(asyncio.to_thread(open_text, config, path), service.start())
+            starting = asyncio.create_task(service.start())
+            try:
+                text = await asyncio.to_thread(open_text, config, path)  # meanwhile the engine loads
+            except BaseException:
+                starting.cancel()
+                await asyncio.gather(starting, return_exceptions=True)
+                raise
+            info = await starting
         served = _served(config, path, text, name)
         server = HttpServer(build_app(service, served), sock)
         with on_signals(server.stop):
@@ -109,6 +117,10 @@ async def _serve(config: EngineConfig, sock: socket.socket, host: str, name: str
         return 0
     except asyncio.CancelledError:
         return 130
+    except EngineError:
+        if service is not None and service.detail:
+            options.say(service.detail)
+        raise
     finally:
         if service is not None:
             await service.stop()
