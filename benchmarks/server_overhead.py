@@ -1,6 +1,6 @@
 """What the server costs: CPU time a token in its process, and what 32 streaming clients do to the engine's steps.
 
-    python benchmarks/server_overhead.py                      # the default model: server and offline engine, interleaved
+    python benchmarks/server_overhead.py                    # the default model: server and engine alone, in turn
     python benchmarks/server_overhead.py --fake-step-ms 20    # no model: the server's own cost alone
     python benchmarks/server_overhead.py --json
 
@@ -19,6 +19,7 @@ import os
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def offline(arguments: argparse.Namespace) -> None:
     wall_s = time.perf_counter() - started_s
     records = [r for r in llm.engine.trace if r.plan.rows == arguments.streams == r.plan.decodes]
     starts = [r.started_s for r in records]
-    periods = [b - a for a, b in zip(starts, starts[1:])]
+    periods = [b - a for a, b in pairwise(starts)]
     print(json.dumps({"step_s": [r.step_s for r in records], "period_s": periods, "wall_s": wall_s}))
 
 

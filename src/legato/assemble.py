@@ -16,7 +16,7 @@ from legato.engine.text import ModelText
 from legato.engine.wire import EngineInfo
 from legato.engine.worker import EngineFactory, ReportProgress
 
-ENGINE_ENVIRONMENT = {"OMP_WAIT_POLICY": "", "GOMP_SPINCOUNT": ""}
+ENGINE_ENVIRONMENT: dict[str, str] = {}
 
 
 def build_engine(config: EngineConfig, path: Path, report: ReportProgress) -> tuple[Engine, EngineInfo]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -175,3 +177,34 @@ async def test_a_cancelled_start_leaves_no_process() -> None:
         await asyncio.wait_for(service.start(), 0.5)
     with pytest.raises(ProcessLookupError):
         os.kill(service.pid, 0)
+
+
+async def test_when_the_server_is_killed_the_engine_ends_too() -> None:
+    """SIGKILL leaves the server no chance to say so: the engine finds its socket closed."""
+    script = """
+import asyncio
+from legato.engine.service import EngineService
+from server.fake_engine import factory
+
+async def main():
+    service = EngineService(factory())
+    await service.start()
+    print(service.pid, flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    server = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=subprocess.PIPE, env=env)
+    assert server.stdout is not None
+    engine_pid = int(await server.stdout.readline())
+    server.kill()
+    await server.wait()
+    await until(lambda: not Path(f"/proc/{engine_pid}/exe").exists() or _is_zombie(engine_pid))
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
