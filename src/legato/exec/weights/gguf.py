@@ -55,7 +55,7 @@ class TensorInfo:
 
 
 class GgufFile:
-    """An open GGUF file: `metadata` (scalars, str, lists) and `tensors` by name.
+    """The directory of a GGUF file: `metadata` (scalars, str, lists) and `tensors` by name.
 
     Tensor bytes are read, not mapped: pages of a mapping would count as this process's memory beside the packed
     copy, and a file cut short under a mapping ends the process by SIGBUS instead of an exception.
@@ -64,16 +64,8 @@ class GgufFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = open_for_reading(path)
-        try:
-            self.metadata, self.tensors = _read_directory(self._file, path)
-        except BaseException:
-            self._file.close()
-            raise
-
-    def close(self) -> None:
-        """Closes the file; metadata stays readable."""
-        self._file.close()
+        with open_for_reading(path) as file:
+            self.metadata, self.tensors = _read_directory(file, path)
 
     def matrix(self, name: str) -> HostTensor:
         """The two-dimensional tensor `name`, with the file's values."""
@@ -81,17 +73,19 @@ class GgufFile:
         self._require_implemented(info)
         out, inputs = info.shape
         row_bytes = info.nbytes // out
+        with open_for_reading(self.path) as file:
 
-        def read(start: int, stop: int) -> U8:
-            return self._read(info, start * row_bytes, (stop - start) * row_bytes)
+            def read(start: int, stop: int) -> U8:
+                return self._read(file, info, start * row_bytes, (stop - start) * row_bytes)
 
-        return quants.decode(info.type_name, out, inputs, read)
+            return quants.decode(info.type_name, out, inputs, read)
 
     def vector(self, name: str) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
         """The one-dimensional tensor `name`, as f32."""
         info = self.tensors[name]
         self._require_implemented(info)
-        raw = self._read(info, 0, info.nbytes)
+        with open_for_reading(self.path) as file:
+            raw = self._read(file, info, 0, info.nbytes)
         tensor = quants.decode(info.type_name, 1, info.shape[0], lambda start, stop: raw)
         return tensor.dequantise().reshape(-1)
 
@@ -102,10 +96,10 @@ class GgufFile:
                 f"implemented: {quants.implemented_types()}"
             )
 
-    def _read(self, info: TensorInfo, start: int, count: int) -> U8:
+    def _read(self, file: BufferedReader, info: TensorInfo, start: int, count: int) -> U8:
         raw = np.empty(count, np.uint8)
-        self._file.seek(info.offset + start)
-        got = self._file.readinto(raw.data)
+        file.seek(info.offset + start)
+        got = file.readinto(raw.data)
         if got != count:
             raise ModelCorrupt(f"{self.path}: cut short while reading tensor {info.name}")
         return raw

@@ -71,7 +71,8 @@ def _with_levels(values: F32, scale: F32, minimum: F32) -> tuple[U8, F32, F32, F
     """Nearest levels for a scale and minimum (rounded to fp16), and the squared error of each group."""
     scale, minimum = _as_half(scale), _as_half(minimum)
     levels = np.clip(np.rint((values - minimum[:, :, None]) * _reciprocal(scale)[:, :, None]), 0, 15)
-    error = np.square(levels * scale[:, :, None] + minimum[:, :, None] - values).sum(axis=2)
+    with np.errstate(over="ignore"):  # of values beyond 1e19: an infinite error only means that no refit is taken
+        error = np.square(levels * scale[:, :, None] + minimum[:, :, None] - values).sum(axis=2)
     return levels.astype(np.uint8), scale, minimum, error
 
 
