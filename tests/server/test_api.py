@@ -226,7 +226,12 @@ BAD_CHAT: list[tuple[dict[str, Any], str, str]] = [
         "messages[0].content[0].type",
         "only text",
     ),
-    ({"messages": [{"role": "user", "content": "x" * 600}]}, "messages", "606 tokens; the context holds 512"),
+    ({"messages": [{"role": "user", "content": "x" * 510}]}, "messages", "516 tokens; the context holds 512"),
+    (
+        {"messages": [{"role": "user", "content": "x" * 600}]},
+        "messages",
+        "600 characters, at least 600 tokens; 512 fit",
+    ),
 ]
 
 

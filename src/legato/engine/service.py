@@ -44,7 +44,7 @@ _CHILD = "import sys; from legato.engine.worker import main; sys.exit(main({fd})
 
 
 class TokenEvent(NamedTuple):
-    """What happened to one sequence in one step. `token_id` -1: no token. `finish`: the reason it ended, if it did."""
+    """A token of one sequence. `finish`: "stop" or "length" if it is the last one."""
 
     request_id: int
     token_id: int

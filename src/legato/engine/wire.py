@@ -44,6 +44,11 @@ class EngineInfo(msgspec.Struct, frozen=True):
         """Tokens the whole KV pool holds."""
         return self.kv_blocks * self.block_tokens
 
+    @property
+    def context(self) -> int:
+        """Tokens of one sequence, prompt and answer: what the model and the pool allow."""
+        return min(self.max_model_len, self.kv_tokens)
+
 
 class StepStats(msgspec.Struct, array_like=True, frozen=True):
     """One step in numbers. `rows` 0: nothing was computed (an abort, say, changed the counts).

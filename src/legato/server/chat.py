@@ -86,7 +86,7 @@ class ChatEndpoint:
         self._model.check_name(body.model)
         include_usage = wants_usage(body)
         params = chat_params(body)
-        prompt = await self._model.chat_tokens(messages_of(body))
+        prompt = await self._model.chat_tokens(messages_of(body), self._service.info.context)
         generation = Generation(self._service, self._model, [prompt], params, "messages")
         output = ChatFormat(self._model, include_usage=include_usage)
         await generation.respond(receive, send, output, stream=bool(body.stream), include_usage=include_usage)

@@ -95,7 +95,8 @@ class CompletionEndpoint:
         self._model.check_name(body.model)
         include_usage = wants_usage(body)
         params = completion_params(body)
-        prompts = [await self._model.prompt_tokens(prompt) for prompt in prompts_of(body)]
+        context = self._service.info.context
+        prompts = [await self._model.prompt_tokens(prompt, context) for prompt in prompts_of(body)]
         generation = Generation(self._service, self._model, prompts, params, "prompt")
         output = CompletionFormat(self._model, include_usage=include_usage)
         await generation.respond(receive, send, output, stream=bool(body.stream), include_usage=include_usage)

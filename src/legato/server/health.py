@@ -48,7 +48,7 @@ class Status:
             "object": "model",
             "created": self._model.created,
             "owned_by": "legato",
-            "max_model_len": min(info.max_model_len, info.kv_tokens),
+            "max_model_len": info.context,
         }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -15,6 +16,8 @@ from legato.server.problems import Problem
 
 INLINE_CHARACTERS = 4000
 """Longer texts are tokenised in a thread (the tokenizer releases the GIL): 4,000 take about a millisecond."""
+
+LONGEST_SPECIAL_NAME = 32
 
 _T = TypeVar("_T")
 
@@ -45,7 +48,7 @@ class ServedModel:
                 code="model_not_found",
             )
 
-    async def prompt_tokens(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
+    async def prompt_tokens(self, prompt: str | Sequence[int], context: int) -> tuple[int, ...]:
         """Tokens of a bare prompt. RequestError if it is empty or an id is out of range."""
         if not isinstance(prompt, str):
             if not prompt:
@@ -55,20 +58,37 @@ class ServedModel:
                 bad = low if low < 0 else high
                 raise RequestError(f"token id {bad} in prompt; ids go from 0 to {self.text.vocab - 1}", field="prompt")
             return tuple(prompt)
+        self._check_length(len(prompt), context, "prompt")
         tokens = await _off_loop(len(prompt), lambda: tuple(self.text.encode(prompt)))
         if not tokens:
             raise RequestError("the prompt is empty; it needs at least 1 token", field="prompt")
         return tokens
 
-    async def chat_tokens(self, messages: list[dict[str, str]]) -> tuple[int, ...]:
+    async def chat_tokens(self, messages: list[dict[str, str]], context: int) -> tuple[int, ...]:
         """Tokens of a conversation, ready for the answer."""
         size = sum(len(message["content"]) for message in messages)
+        self._check_length(size, context, "messages")
         return await _off_loop(size, lambda: tuple(self.text.encode_chat(self.text.render(messages))))
+
+    def _check_length(self, characters: int, context: int, field: str) -> None:
+        """Refuses a text that cannot fit however it is cut into tokens, without tokenising it: seconds for megabytes."""
+        least = -(-characters // self._longest_token)
+        if least >= context:
+            raise PromptTooLong(
+                f"the prompt has {characters} characters, at least {least} tokens; {context} fit, of which the answer"
+                " needs at least 1",
+                field=field,
+            )
+
+    @functools.cached_property
+    def _longest_token(self) -> int:
+        """Characters of a token, at most: those of its bytes, or of the name of a special one."""
+        return max(LONGEST_SPECIAL_NAME, max(map(len, self.text.token_bytes)))
 
     def room(self, prompt: Sequence[int], params: SamplingParams, info: EngineInfo, field: str) -> int:
         """Tokens that fit after the prompt, at least 1. PromptTooLong with both numbers if there are none."""
         params.check_vocabulary(self.text.vocab)
-        context = min(info.max_model_len, info.kv_tokens)
+        context = info.context
         if len(prompt) >= context:
             whose = "the context" if context == info.max_model_len else "the whole KV cache"
             raise PromptTooLong(

@@ -60,21 +60,20 @@ class Format(Protocol):
 class Choice:
     """One sequence of a request: its text so far, and how it ended."""
 
-    __slots__ = ("all_logprobs", "index", "logprobs", "opened", "reason", "text", "text_parts")
+    __slots__ = ("index", "logprobs", "opened", "reason", "text", "text_parts")
 
     def __init__(self, index: int, text: TextStream) -> None:
         self.index = index
         self.text = text
         self.text_parts: list[str] = []
         self.logprobs: list[TokenLogprob] = []
-        self.all_logprobs: list[TokenLogprob] = []
         self.opened = False
         self.reason = ""
 
     def feed(self, event: TokenEvent) -> str:
         """Text to show after this event. Sets `reason` when the sequence is over."""
         reason = event.finish
-        if event.token_id < 0 or reason == "stop":  # the token that stops is no part of the text
+        if reason == "stop":  # the token that stops is no part of the text
             self.text.tokens += 1
             self.reason = "stop"
             return self.text.finish()
