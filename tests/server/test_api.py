@@ -228,9 +228,9 @@ BAD_CHAT: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"messages": [{"role": "user", "content": "x" * 510}]}, "messages", "516 tokens; the context holds 512"),
     (
-        {"messages": [{"role": "user", "content": "x" * 600}]},
+        {"messages": [{"role": "user", "content": "x" * 20_000}]},
         "messages",
-        "600 characters, at least 600 tokens; 512 fit",
+        "20000 characters, at least 625 tokens; 512 fit",
     ),
 ]
 
