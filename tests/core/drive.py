@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from tests.fakes import VOCAB, FakeExecutor, expected_output
 
 from legato.core.budget import StepBudget
-from legato.core.plan import StepPlan
+from legato.core.plan import StepPlan, StepResult
 from legato.core.policy import FCFS, Policy
 from legato.core.request import Finished, Request, StopRule
 from legato.core.schedule import plan_step
@@ -67,7 +67,10 @@ class Driver:
         return plan
 
     def end(self, plan: StepPlan) -> None:
-        self.note(self.state.commit(self.executor.execute(plan)))
+        self.commit(self.executor.execute(plan))
+
+    def commit(self, result: StepResult) -> None:
+        self.note(self.state.commit(result))
         emitted = self.state.emitted
         for request_id, token in zip(emitted.request_ids, emitted.token_ids, strict=True):
             self.outputs[request_id].append(token)
@@ -96,6 +99,22 @@ class Driver:
         assert self.state.free_blocks == self.state.total_blocks, "a block was lost"
         self.check_outputs()
         return self
+
+    def run_ahead(self, limit_steps: int = 1000, each: Callable[[int], None] | None = None) -> Driver:
+        """As `run`, but step n + 1 is planned and applied while step n computes; `each` is called in between."""
+        plan: StepPlan | None = None
+        for number in range(limit_steps):
+            if not self.state.has_work:
+                break
+            if plan is None:
+                plan = self.begin()
+            result = self.executor.execute(plan)
+            if each is not None:
+                each(number)
+            ahead = plan_step(self.state, self.budget, self.policy)
+            plan = self.begin() if ahead.request_ids or ahead.preempt else None
+            self.commit(result)
+        return self.run(limit_steps=0)
 
     def check_outputs(self) -> None:
         """Every request's tokens are those it would get alone: complete if it ended, else a beginning of them."""

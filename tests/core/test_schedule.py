@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from legato.core.budget import StepBudget
@@ -61,7 +61,8 @@ def test_decodes_come_first_then_prefills_in_progress_then_admissions() -> None:
 
 
 def test_a_prompt_of_8000_takes_fifteen_chunks_of_512_and_one_of_320() -> None:
-    request, counts = At(1, 8000, covered=8000), []
+    request = At(1, 8000, covered=8000)
+    counts: list[int] = []
     while request.scheduled < 8000:
         step = plan(View(running=[request]))
         assert step.samples == (request.scheduled + step.counts[0] == 8000,)
@@ -71,7 +72,8 @@ def test_a_prompt_of_8000_takes_fifteen_chunks_of_512_and_one_of_320() -> None:
 
 
 def test_a_prompt_of_1000_in_256s_ends_with_232() -> None:
-    request, counts = At(1, 1000, covered=1008), []
+    request = At(1, 1000, covered=1008)
+    counts: list[int] = []
     while request.scheduled < 1000:
         counts += plan(View(running=[request]), max_tokens=256).counts
         request.scheduled += counts[-1]
@@ -157,6 +159,13 @@ def test_ahead_of_a_commit_a_decode_waits_for_blocks_that_return_instead_of_pree
     assert chunks(step) == [(1, 16, 1)]
 
 
+def test_blocks_that_return_spare_a_victim() -> None:
+    running = [At(i, 17, 16, 16, in_flight=1) for i in range(5)]
+    assert plan(View(running=running, free_blocks=2, returning_blocks=3)).preempt == ()
+    assert plan(View(running=running, free_blocks=2, returning_blocks=1)).preempt == (4,)
+    assert plan(View(running=running, free_blocks=2, returning_blocks=0)).preempt == (4, 3)
+
+
 def test_blocks_of_a_victim_in_flight_are_not_given_out_at_once() -> None:
     running = [At(1, 17, 16, 16, in_flight=1), At(2, 20, 19, 32, in_flight=1)]
     step = plan(View(running=running, free_blocks=0))
@@ -186,6 +195,7 @@ def views(draw: st.DrawFn) -> View:
     return View(running, waiting, draw(st.integers(spare, 12)), block_tokens=block_tokens)
 
 
+@settings(deadline=None, max_examples=300)  # busy machines miss deadlines
 @given(views(), st.integers(8, 40), st.integers(1, 8))
 def test_any_plan_keeps_the_budget_the_blocks_and_the_decodes(view: View, max_tokens: int, max_seqs: int) -> None:
     step = plan(view, max_tokens, max_seqs)

@@ -52,6 +52,33 @@ def test_every_arrival_order_of_three_requests_ends_in_time_with_the_right_token
     assert (preemptions > 0) == (max_seqs > 1), "the pool is too roomy to show anything"
 
 
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+@pytest.mark.parametrize(("max_tokens", "max_seqs"), [(2, 2), (5, 3)])
+def test_planning_one_step_ahead_gives_the_same_tokens(policy: Policy, max_tokens: int, max_seqs: int) -> None:
+    preemptions = 0
+    for kinds in product(KINDS, repeat=3):
+        driver = Driver(blocks=4, block_tokens=2, max_tokens=max_tokens, max_seqs=max_seqs, policy=policy)
+        driver.submit(*(request_of(i, *kind) for i, kind in enumerate(kinds)))
+        driver.run_ahead(limit_steps=100)
+        assert list(driver.reasons().values()) == ["length"] * 3
+        preemptions += driver.state.preemptions
+    assert preemptions > 0
+
+
+def test_an_abort_while_the_next_step_is_planned_ahead_loses_nothing() -> None:
+    for kinds in product([(1, 5), (3, 3), (4, 4)], repeat=3):
+        for victim, step in product((0, 1, 2), range(8)):
+            driver = Driver(blocks=4, block_tokens=2, max_tokens=4, max_seqs=3, policy=POLICIES[1])
+            driver.submit(*(request_of(i, *kind) for i, kind in enumerate(kinds)))
+
+            def leave(number: int, driver: Driver = driver, victim: int = victim, step: int = step) -> None:
+                if number == step:
+                    driver.abort(victim)
+
+            driver.run_ahead(limit_steps=100, each=leave)
+            assert len(driver.finished) == 3
+
+
 @pytest.mark.parametrize("blocks", [4, 5])
 def test_an_abort_at_every_step_and_in_every_flight_loses_nothing(blocks: int) -> None:
     for kinds in product(KINDS, repeat=2):

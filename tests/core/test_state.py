@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from tests.core.drive import Driver, prompt_of, request_of
 from tests.fakes import expected_output
 
-from legato.core.plan import StepResult, TokenLogprobs
+from legato.core.plan import StepPlan, StepResult, TokenLogprobs
 from legato.core.policy import FCFS
 from legato.core.request import Request, StopRule
 from legato.core.schedule import plan_step
@@ -208,6 +210,29 @@ def test_a_plan_from_before_an_abort_is_not_applied() -> None:
         driver.state.apply(plan)
 
 
+def test_whoever_is_preempted_stands_before_later_arrivals_in_order_of_arrival() -> None:
+    driver = Driver(blocks=20, block_tokens=4)
+    driver.submit(*(request_of(i, 3, 9) for i in (1, 2, 3)))
+    driver.step()
+    driver.submit(request_of(4, 3, 9))
+    driver.state.apply(StepPlan(1, (1,), (3,), (1,), (True,), preempt=(3, 2), decodes=1))
+    assert [slot.request_id for slot in driver.state.waiting] == [2, 3, 4]
+
+
+def test_a_victim_in_flight_keeps_the_token_that_is_under_way() -> None:
+    driver = Driver(blocks=20, block_tokens=4)
+    driver.submit(request_of(1, 3, 9), request_of(2, 5, 9))
+    result = driver.executor.execute(driver.begin())
+    driver.state.apply(StepPlan(1, (1,), (3,), (1,), (True,), preempt=(2,), decodes=1))
+    driver.state.check()
+    assert driver.state.returning_blocks == 2
+    driver.commit(result)
+    assert len(driver.outputs[2]) == 1
+    (slot,) = driver.state.waiting
+    assert (slot.computed, slot.known) == (0, 6)
+    assert driver.state.returning_blocks == 0
+
+
 def test_planning_changes_nothing() -> None:
     driver = Driver(blocks=6, max_tokens=8)
     driver.submit(*(request_of(i, 9, 5) for i in range(3)))
@@ -224,7 +249,7 @@ def test_planning_changes_nothing() -> None:
 
 
 def test_check_finds_a_planted_fault() -> None:
-    faults = {
+    faults: dict[str, Callable[[SchedulerState], object]] = {
         "cursors": lambda s: setattr(s.running[0], "computed", 99),
         "held by nobody": lambda s: s._pool.take(),
         "do not add up": lambda s: setattr(s.running[0], "covered", s.running[0].covered + 4),
