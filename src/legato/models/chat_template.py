@@ -89,7 +89,7 @@ def template_from_gguf(metadata: Mapping[str, object], source: str) -> str | Non
 
 
 def template_from_folder(folder: Path) -> str | None:
-    """The template text of a folder: chat_template.jinja, else the (default) one in tokenizer_config.json, else None."""
+    """The template text of a folder: chat_template.jinja, else tokenizer_config.json (the default one), else None."""
     if (folder / "chat_template.jinja").is_file():
         return template_from_file(folder / "chat_template.jinja")
     config = folder / "tokenizer_config.json"
@@ -116,7 +116,7 @@ def template_from_file(path: Path) -> str:
 
 
 def no_template(model: str) -> RequestError:
-    """The refusal of a chat request to a model without a template. None is made up: a base model was trained on none."""
+    """The refusal of a chat request to a model without a template. None is made up: it was trained on none."""
     return RequestError(
         f"{model} has no chat template (it is a base model); use /v1/completions, or start the server with "
         "--chat-template FILE",
@@ -146,7 +146,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 class _Generation(Extension):
     """`{% generation %} ... {% endgeneration %}`: marks the assistant's words for training; here just their text."""
 
-    tags = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 - as the base class declares it
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)

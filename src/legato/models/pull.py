@@ -39,7 +39,7 @@ def resolve(
     if model in aliases:
         return pull(model, progress, notice, home=home, aliases=aliases)
     path = Path(model).expanduser()
-    if path.exists():
+    if model and path.exists():
         return path
     known = f"Known aliases: {', '.join(aliases)}"
     if not hub.looks_like_id(model):
