@@ -1,0 +1,71 @@
+#include "attention_plan.hpp"
+
+#include <algorithm>
+
+namespace legato {
+
+namespace {
+
+// A sequence with up to this many rows is cut at its splits; one with more has work for many threads anyway.
+constexpr std::int64_t kSplitRows = 4;
+
+// Rows of a sequence one group takes: as many as amortise widening a tile, fewer if threads would stand idle.
+std::int64_t group_rows(const Step& step, const AttentionPlanShape& shape) {
+    const std::int64_t heads = shape.heads / shape.kv_heads;
+    std::int64_t query_rows = attention_block_rows(shape.head_dim);
+    while (query_rows > 24 && step.rows * shape.heads < 3 * query_rows * shape.threads) query_rows /= 2;
+    return std::max<std::int64_t>(1, query_rows / heads);
+}
+
+}  // namespace
+
+void plan_attention(const Step& step, const AttentionPlanShape& shape, AttentionPlan& plan) {
+    plan.groups.clear();
+    plan.items.clear();
+    const std::int64_t heads = shape.heads / shape.kv_heads;
+    const std::int64_t most_rows = group_rows(step, shape);
+    for (std::int64_t s = 0; s < step.sequences; ++s) {
+        for (std::int64_t row = step.row_starts[s]; row < step.row_starts[s + 1]; row += most_rows) {
+            const std::int64_t rows = std::min<std::int64_t>(most_rows, step.row_starts[s + 1] - row);
+            const std::int64_t first =
+                shape.window > 0 ? std::max<std::int64_t>(0, step.positions[row] - shape.window + 1) : 0;
+            const std::int64_t first_split = first / kSplitKeys;
+            const std::int64_t splits = step.positions[row + rows - 1] / kSplitKeys + 1 - first_split;
+            for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
+                plan.groups.push_back({.sequence = static_cast<std::int32_t>(s),
+                                       .row = static_cast<std::int32_t>(row),
+                                       .rows = static_cast<std::int32_t>(rows),
+                                       .kv_head = static_cast<std::int32_t>(head),
+                                       .first_split = static_cast<std::int32_t>(first_split),
+                                       .splits = static_cast<std::int32_t>(splits),
+                                       .partial = -1,
+                                       .pending = static_cast<std::int32_t>(splits)});
+            }
+        }
+    }
+    const auto cost = [](const AttentionGroup& group) { return static_cast<std::int64_t>(group.rows) * group.splits; };
+    std::stable_sort(plan.groups.begin(), plan.groups.end(),
+                     [&](const AttentionGroup& a, const AttentionGroup& b) { return cost(a) > cost(b); });
+
+    std::int64_t partial = 0;
+    for (std::size_t g = 0; g < plan.groups.size(); ++g) {
+        AttentionGroup& group = plan.groups[g];
+        const auto index = static_cast<std::int32_t>(g);
+        const std::int64_t needed = group.splits * group.rows * heads;
+        if (group.splits == 1 || group.rows > kSplitRows || partial + needed > shape.partial_rows) {
+            plan.items.push_back({index, -1});
+            continue;
+        }
+        group.partial = static_cast<std::int32_t>(partial);
+        partial += needed;
+        for (std::int32_t split = 0; split < group.splits; ++split) plan.items.push_back({index, split});
+    }
+    const auto item_cost = [&](const AttentionItem& item) {
+        const AttentionGroup& group = plan.groups[static_cast<std::size_t>(item.group)];
+        return item.split < 0 ? cost(group) : static_cast<std::int64_t>(group.rows);
+    };
+    std::stable_sort(plan.items.begin(), plan.items.end(),
+                     [&](const AttentionItem& a, const AttentionItem& b) { return item_cost(a) > item_cost(b); });
+}
+
+}  // namespace legato

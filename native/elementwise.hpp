@@ -1,0 +1,23 @@
+// Row-wise operations. Called by every thread of a team; see kernels.hpp.
+#pragma once
+
+#include "kernels.hpp"
+
+namespace legato {
+
+enum class Gate : std::uint8_t { silu, gelu_tanh };
+
+struct ElementwiseKernels {
+    // out[r, :] = x[r, :] / sqrt(mean(x[r, :]^2) + eps) * weight; `out` and `x` may be the same memory.
+    void (*rms_norm)(const Rows& x, const float* weight, float eps, const Rows& out);
+    // out[r, i] = act(x[r, i]) * x[r, cols + i], where cols = out.cols.
+    void (*gated)(const Rows& x, Gate gate, const Rows& out);
+    // out = x + y; `out` may be either.
+    void (*add)(const Rows& x, const Rows& y, const Rows& out);
+    // out = cap * tanh(x / cap); `out` may be x.
+    void (*softcap)(const Rows& x, float cap, const Rows& out);
+    // out[i, :] = x[rows[i], :]
+    void (*select)(const Rows& x, const std::int32_t* rows, const Rows& out);
+};
+
+}  // namespace legato

@@ -1,0 +1,104 @@
+// Row-wise operations. A row is the unit of work; within it, vectors go from left to right and a masked vector ends it,
+// so a row's bits depend on that row alone. Statically scheduled: rows cost the same.
+#include "elementwise.hpp"
+
+#include <cmath>
+
+#include "isa/elementwise_rows.hpp"
+#include "isa/simd.hpp"
+#include "isa/tables.hpp"
+
+namespace legato::LEGATO_ISA {
+namespace {
+
+// Calls f(column, lanes) for each vector of a row: full ones, then the rest.
+template <class F>
+LEGATO_INLINE void for_vectors(std::int64_t cols, F&& f) {
+    std::int64_t i = 0;
+    for (; i + kLanes <= cols; i += kLanes) f(i, std::integral_constant<int, kLanes>{});
+    if (i < cols) f(i, cols - i);
+}
+
+LEGATO_INLINE Vec load_lanes(const float* p, std::integral_constant<int, kLanes>) { return load(p); }
+LEGATO_INLINE Vec load_lanes(const float* p, std::int64_t n) { return load_n(p, n); }
+LEGATO_INLINE void store_lanes(float* p, Vec x, std::integral_constant<int, kLanes>) { store(p, x); }
+LEGATO_INLINE void store_lanes(float* p, Vec x, std::int64_t n) { store_n(p, x, n); }
+
+template <Gate gate>
+LEGATO_INLINE Vec activate(Vec x) {
+    if constexpr (gate == Gate::silu) {
+        return mul(x, sigmoid(x));
+    } else {  // 0.5 x (1 + tanh(u)) = x sigmoid(2u), u = sqrt(2 / pi) (x + 0.044715 x^3)
+        const Vec cube = mul(mul(x, x), x);
+        const Vec u = fma(cube, splat(0.044715f), x);
+        return mul(x, sigmoid(mul(u, splat(1.5957691216057308f))));
+    }
+}
+
+template <Gate gate>
+LEGATO_INLINE void gated_row(const float* x, std::int64_t cols, float* out) {
+    for_vectors(
+        cols, [&](std::int64_t i, auto lanes) __attribute__((always_inline)) {
+            const Vec up = load_lanes(x + cols + i, lanes);
+            store_lanes(out + i, mul(activate<gate>(load_lanes(x + i, lanes)), up), lanes);
+        });
+}
+
+void rms_norm(const Rows& x, const float* weight, float eps, const Rows& out) {
+#pragma omp for schedule(static)
+    for (std::int64_t r = 0; r < x.rows; ++r)
+        rms_norm_row(x.data + r * x.stride, weight, eps, x.cols, out.data + r * out.stride);
+}
+
+void gated(const Rows& x, Gate gate, const Rows& out) {
+#pragma omp for schedule(static)
+    for (std::int64_t r = 0; r < x.rows; ++r) {
+        const float* from = x.data + r * x.stride;
+        float* to = out.data + r * out.stride;
+        if (gate == Gate::silu) {
+            gated_row<Gate::silu>(from, out.cols, to);
+        } else {
+            gated_row<Gate::gelu_tanh>(from, out.cols, to);
+        }
+    }
+}
+
+void add_rows(const Rows& x, const Rows& y, const Rows& out) {
+#pragma omp for schedule(static)
+    for (std::int64_t r = 0; r < x.rows; ++r) {
+        const float* a = x.data + r * x.stride;
+        const float* b = y.data + r * y.stride;
+        float* to = out.data + r * out.stride;
+        for_vectors(
+            x.cols, [&](std::int64_t i, auto lanes) __attribute__((always_inline)) {
+                store_lanes(to + i, add(load_lanes(a + i, lanes), load_lanes(b + i, lanes)), lanes);
+            });
+    }
+}
+
+void softcap(const Rows& x, float cap, const Rows& out) {
+#pragma omp for schedule(static)
+    for (std::int64_t r = 0; r < x.rows; ++r) {
+        const float* from = x.data + r * x.stride;
+        float* to = out.data + r * out.stride;
+        const Vec inverse = splat(1.0f / cap);
+        for_vectors(
+            x.cols, [&](std::int64_t i, auto lanes) __attribute__((always_inline)) {
+                store_lanes(to + i, mul(splat(cap), tanh(mul(load_lanes(from + i, lanes), inverse))), lanes);
+            });
+    }
+}
+
+void select(const Rows& x, const std::int32_t* rows, const Rows& out) {
+#pragma omp for schedule(static)
+    for (std::int64_t r = 0; r < out.rows; ++r)
+        std::memcpy(out.data + r * out.stride, x.data + rows[r] * x.stride, static_cast<std::size_t>(x.cols) * 4);
+}
+
+}  // namespace
+
+ElementwiseKernels elementwise_kernels() {
+    return {.rms_norm = rms_norm, .gated = gated, .add = add_rows, .softcap = softcap, .select = select};
+}
+
+}  // namespace legato::LEGATO_ISA

@@ -1,0 +1,211 @@
+// Running: checks a step, plans its attention, and replays the tape in one parallel region. Every kernel ends with the
+// barrier of its work-sharing loop, so the next one sees its results.
+#include <omp.h>
+
+#include <algorithm>
+#include <chrono>
+#include <stdexcept>
+#include <string>
+
+#include "program.hpp"
+
+namespace legato {
+
+namespace {
+
+void require(bool ok, const char* what) {
+    if (!ok) throw std::invalid_argument(what);
+}
+
+[[noreturn]] void refuse(const std::string& what) { throw std::invalid_argument(what); }
+
+std::string range(std::int64_t value, std::int64_t stop) {
+    return std::to_string(value) + " is not in [0, " + std::to_string(stop) + ")";
+}
+
+double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+}  // namespace
+
+void Program::check(const StepInput& in, int threads) const {
+    if (!sealed_) refuse("the program must be sealed before it runs");
+    if (threads < 1 || threads > limits_.max_threads)
+        refuse("threads: " + std::to_string(threads) +
+               " is not in [1, max_threads = " + std::to_string(limits_.max_threads) + "]");
+    if (in.rows < 1 || in.rows > limits_.max_rows)
+        refuse(std::to_string(in.rows) + " rows, must be in [1, max_rows = " + std::to_string(limits_.max_rows) + "]");
+    if (in.sequences < 1 || in.sequences > limits_.max_sequences)
+        refuse(std::to_string(in.sequences) +
+               " sequences, must be in [1, max_seqs = " + std::to_string(limits_.max_sequences) + "]");
+    if (in.logit_count > limits_.max_logit_rows)
+        refuse(std::to_string(in.logit_count) +
+               " logit rows, at most max_logit_rows = " + std::to_string(limits_.max_logit_rows));
+    for (std::int64_t i = 0; i < in.logit_count; ++i)
+        if (in.logit_rows[i] < 0 || in.logit_rows[i] >= in.rows)
+            refuse("logit row " + range(in.logit_rows[i], in.rows));
+    if (vocabulary_ > 0)
+        for (std::int64_t r = 0; r < in.rows; ++r)
+            if (in.tokens[r] < 0 || in.tokens[r] >= vocabulary_) refuse("token id " + range(in.tokens[r], vocabulary_));
+
+    require(in.row_starts[0] == 0 && in.row_starts[in.sequences] == in.rows,
+            "seq_row_starts must begin with 0 and end with the number of rows");
+    const KvShape& kv = kv_->shape();
+    std::int64_t most = in.table_width * kv.block_tokens;
+    if (max_positions_ > 0) most = std::min(most, max_positions_);
+    for (std::int64_t s = 0; s < in.sequences; ++s) {
+        const std::int64_t begin = in.row_starts[s], end = in.row_starts[s + 1];
+        if (end <= begin || end > in.rows) refuse("sequence " + std::to_string(s) + " of the step has no rows");
+        for (std::int64_t r = begin; r < end; ++r) {
+            if (in.positions[r] < 0 || in.positions[r] >= most) refuse("position " + range(in.positions[r], most));
+            if (r > begin && in.positions[r] != in.positions[r - 1] + 1)
+                refuse("positions of sequence " + std::to_string(s) + " of the step are not consecutive");
+        }
+        const std::int64_t blocks = in.positions[end - 1] / kv.block_tokens + 1;
+        for (std::int64_t b = 0; b < blocks; ++b) {
+            const std::int32_t block = in.block_tables[s * in.table_width + b];
+            if (block < 0 || block >= kv.blocks) refuse("KV block " + range(block, kv.blocks));
+        }
+    }
+}
+
+void Program::prepare(const StepInput& in, int threads) {
+    if (arena_.data() == nullptr) arena_ = PageBuffer(scratch_nbytes());
+    step_ = {.tokens = in.tokens,
+             .positions = in.positions,
+             .row_starts = in.row_starts,
+             .block_tables = in.block_tables,
+             .logit_rows = in.logit_rows,
+             .row_sequence = row_sequence_.data(),
+             .rows = in.rows,
+             .sequences = in.sequences,
+             .table_width = in.table_width,
+             .logit_count = in.logit_count};
+    for (std::int64_t s = 0; s < in.sequences; ++s)
+        std::fill(row_sequence_.begin() + in.row_starts[s], row_sequence_.begin() + in.row_starts[s + 1],
+                  static_cast<std::int32_t>(s));
+    const KvShape& kv = kv_->shape();
+    for (std::size_t i = 0; i < plans_.size(); ++i)
+        plan_attention(step_,
+                       {.heads = plan_keys_[i].heads,
+                        .kv_heads = kv.kv_heads,
+                        .head_dim = kv.head_dim,
+                        .window = plan_keys_[i].window,
+                        .partial_rows = partial_rows_,
+                        .threads = threads},
+                       plans_[i]);
+}
+
+Rows Program::rows_of(int index) const {
+    const Slot& slot = slots_[static_cast<std::size_t>(index)];
+    const Buffer& buffer = buffers_[static_cast<std::size_t>(slot.buffer)];
+    return {reinterpret_cast<float*>(arena_.data() + buffer.offset), buffer.stride,
+            slot.logit_rows ? step_.logit_count : step_.rows, slot.cols};
+}
+
+// Called by every thread of the team.
+void Program::execute(const Op& op) {
+    std::byte* scratch = arena_.data() + buffers_nbytes_;
+    const Rows x = op.x >= 0 ? rows_of(op.x) : Rows{};
+    const Rows out = op.out >= 0 ? rows_of(op.out) : Rows{};
+    Quantised copy{};
+    if (op.quantised >= 0)
+        copy = {arena_.data() + buffers_[static_cast<std::size_t>(op.quantised)].offset, x.rows, x.cols};
+    const ElementwiseKernels& elementwise = kernels_->elementwise;
+    switch (op.kind) {
+        case OpKind::embed:
+            kernels_->linear.gather(*op.parts[0], step_.tokens, op.scale, out);
+            break;
+        case OpKind::rms_norm:
+            elementwise.rms_norm(x, op.vector.data.get(), op.scale, out);
+            break;
+        case OpKind::quantise:
+            kernels_->linear.quantise(x, copy);
+            break;
+        case OpKind::linear: {
+            const Rows residual = op.y >= 0 ? rows_of(op.y) : Rows{};
+            kernels_->linear.linear(op.parts.data(), static_cast<int>(op.parts.size()), x,
+                                    op.quantised >= 0 ? &copy : nullptr, out, op.vector.data.get(),
+                                    op.y >= 0 ? &residual : nullptr, scratch);
+            break;
+        }
+        case OpKind::rope_kv:
+            kernels_->attention.rope_kv({.kv = kv_->layer(op.layer),
+                                         .step = &step_,
+                                         .qkv = x.data,
+                                         .qkv_stride = x.stride,
+                                         .q = out.data,
+                                         .q_stride = out.stride,
+                                         .heads = op.heads,
+                                         .cos = op.rope.cos.data.get(),
+                                         .sin = op.rope.sin.data.get(),
+                                         .rotary = 2 * op.rope.cos.cols,
+                                         .interleaved = op.rope.interleaved,
+                                         .q_norm = op.rope.q_norm.data.get(),
+                                         .k_norm = op.rope.k_norm.data.get(),
+                                         .eps = op.rope.eps});
+            break;
+        case OpKind::attention:
+            kernels_->attention.attention(
+                {.kv = kv_->layer(op.layer),
+                 .step = &step_,
+                 .work = plans_[static_cast<std::size_t>(op.plan)].work(),
+                 .q = x.data,
+                 .q_stride = x.stride,
+                 .out = out.data,
+                 .out_stride = out.stride,
+                 .heads = op.heads,
+                 .window = op.window,
+                 .scale = op.scale,
+                 .softcap = op.softcap,
+                 .thread_scratch = scratch,
+                 .thread_nbytes = attention_thread_nbytes_,
+                 .partials = reinterpret_cast<float*>(scratch + static_cast<std::size_t>(limits_.max_threads) *
+                                                                    attention_thread_nbytes_)});
+            break;
+        case OpKind::gated:
+            elementwise.gated(x, op.gate, out);
+            break;
+        case OpKind::add:
+            elementwise.add(x, rows_of(op.y), out);
+            break;
+        case OpKind::softcap:
+            elementwise.softcap(x, op.softcap, out);
+            break;
+        case OpKind::select:
+            elementwise.select(x, step_.logit_rows, out);
+            break;
+    }
+}
+
+std::int64_t Program::output_cols() const {
+    if (!sealed_) refuse("the program is not sealed");
+    return slots_[static_cast<std::size_t>(output_)].cols;
+}
+
+float* Program::run(const StepInput& input, int threads) {
+    if (running_.exchange(true)) refuse("the program is running in another thread");
+    struct Done {
+        std::atomic<bool>& running;
+        ~Done() { running = false; }
+    } done{running_};
+    check(input, threads);
+    prepare(input, threads);
+    const bool profiling = profiling_;
+#pragma omp parallel num_threads(threads)
+    {
+        const bool timed = profiling && omp_get_thread_num() == 0;
+        double before = timed ? now_s() : 0.0;
+        for (const Op& op : ops_) {
+            if (op.out >= 0 && slots_[static_cast<std::size_t>(op.out)].logit_rows && step_.logit_count == 0) continue;
+            execute(op);
+            if (timed) {
+                const double after = now_s();
+                seconds_[static_cast<std::size_t>(op.kind)] += after - before;
+                before = after;
+            }
+        }
+    }
+    return rows_of(output_).data;
+}
+
+}  // namespace legato
