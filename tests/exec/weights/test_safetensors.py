@@ -183,6 +183,12 @@ def test_damaged_headers_give_a_model_error_or_a_model(tmp_path: Path, data: st.
         pass  # the property: nothing else comes
 
 
+def test_weights_alone_are_no_model(tmp_path: Path) -> None:
+    write_folder(tmp_path, config("llama"))
+    with pytest.raises(ModelUnsupported, match="give the folder"):
+        open_checkpoint(tmp_path / "model.safetensors")
+
+
 def test_duplicate_canonical_names_are_corrupt(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config("llama")))
     one = np.ones((96, 256), np.float32)

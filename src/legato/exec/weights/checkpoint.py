@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from legato.errors import ConfigError, ModelNotFound
+from legato.errors import ConfigError, ModelNotFound, ModelUnsupported
 from legato.exec.spec import ModelSpec
 from legato.exec.weights.gguf import GgufFile
 from legato.exec.weights.layout import check_tensors, expected_shapes
@@ -31,6 +31,8 @@ def open_checkpoint(path: Path, *, quantize: Quantize | None = None) -> Checkpoi
         return SafetensorsCheckpoint(path, quantize)
     if not path.exists():
         raise ModelNotFound(f"{path} does not exist")
+    if path.suffix == ".safetensors":
+        raise ModelUnsupported(f"{path} has the weights alone; give the folder that has its config.json beside it")
     return GgufCheckpoint(path, quantize)
 
 
