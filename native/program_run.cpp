@@ -196,7 +196,7 @@ float* Program::run(const StepInput& input, int threads) {
         const bool timed = profiling && omp_get_thread_num() == 0;
         double before = timed ? now_s() : 0.0;
         for (const Op& op : ops_) {
-            if (op.out >= 0 && slots_[static_cast<std::size_t>(op.out)].logit_rows && step_.logit_count == 0) continue;
+            if (rows_of(op.out >= 0 ? op.out : op.x).rows == 0) continue;  // a chunk that ends before its prompt does
             execute(op);
             if (timed) {
                 const double after = now_s();
