@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "peers"))
 
 import harness
 
+import legato
 from legato import _native
 from legato.assemble import build_engine
 from legato.config import EngineConfig
@@ -39,7 +39,7 @@ class LegatoPeer:
             threads=options.threads,
             activations=options.activations,
         )
-        self.version = version("legato-serve")
+        self.version = legato.__version__
         self.settings: dict[str, Any] = {
             "isa": _native.isa(),
             "budget": options.budget,
