@@ -75,7 +75,7 @@ LEGATO_INLINE int64_t even_block(int64_t left, int64_t most) {
 
 struct Call {
     const Rows* x;
-    const QuantisedView* x_int8;
+    const Quantised* x_int8;
     const Rows* y;
     const float* bias;
     const Rows* residual;
@@ -123,8 +123,10 @@ void int_item(const Call& call, const Part& part, int64_t panel_begin, int64_t p
     for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
         const std::byte* at = w.data + panel * w.panel_nbytes;
         for (int64_t row = row_begin; row < row_end;) {
-            const int64_t rows = even_block(row_end - row, int_rows);
-            kernels[rows - 1](w, at, *call.x_int8, row, sums);
+            // Rows of one block of the activations.
+            const int64_t block_end = row - row % quant_block_rows + quant_block_rows;
+            const int64_t rows = even_block((block_end < row_end ? block_end : row_end) - row, int_rows);
+            kernels[rows - 1](w, at, rows_from(*call.x_int8, row), sums);
             finish(call, part, panel, row, rows, sums, panel_outputs);
             row += rows;
         }
@@ -205,8 +207,7 @@ int64_t panels_of_item(const PanelLayout& w, int64_t rows, bool int8) {
 
 void linear(const Matrix* const* parts, int part_count, const Rows& x, const Quantised* x_int8, const Rows& y,
             const float* bias, const Rows* residual, std::byte* scratch_bytes) {
-    const QuantisedView codes = x_int8 ? view(*x_int8) : QuantisedView{};
-    const Call call{&x, &codes, &y, bias, residual};
+    const Call call{&x, x_int8, &y, bias, residual};
     auto& scratch = reinterpret_cast<ThreadScratch*>(scratch_bytes)[omp_get_thread_num()];
     const auto part_at = [&](int index, int64_t first_output) {
         const PanelLayout& w = parts[index]->layout();

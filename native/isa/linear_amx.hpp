@@ -37,8 +37,8 @@ inline void configure_tiles() {
 struct AmxItem {
     const PanelLayout* w;
     const std::byte* panels[2];
-    const QuantisedView* x;
-    std::int64_t row, row_count;  // row_count <= amx_row_chunk; rows up to the next multiple of 16 are computed too
+    const Quantised* x;
+    std::int64_t row, row_count;  // row is a multiple of 16, row_count <= amx_row_chunk; rows up to the next multiple of 16 are computed too
 };
 
 // Signed (or, if zero is 0, unsigned) bytes of one group of one panel in the order of a B tile; a group of 16 is padded with
@@ -64,6 +64,10 @@ LEGATO_INLINE void unpack_codes(const PanelLayout& w, const std::byte* at, std::
     }
 }
 
+// Orders tile loads and stores, whose memory the compiler is not told of, against everything else. Not inside a step: it
+// would force the sums in registers to the stack.
+LEGATO_INLINE void order_memory() { asm volatile("" ::: "memory"); }
+
 template <bool Unsigned, int Sums, int Activations, int Weights>
 LEGATO_INLINE void tile_product() {
     // The compiler does not see tiles, and the intrinsics want literal numbers.
@@ -76,12 +80,12 @@ LEGATO_INLINE void tile_product() {
 
 template <int Tile>
 LEGATO_INLINE void tile_load(const void* from, std::int64_t stride) {
-    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(Tile) : "memory");
+    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(Tile));
 }
 
 template <int Tile>
 LEGATO_INLINE void tile_store(void* to, std::int64_t stride) {
-    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(Tile) : "memory");
+    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(Tile));
 }
 
 template <int Tile>
@@ -99,11 +103,11 @@ struct AmxStep {
 
 // The I-th of a step's 2 N tile products: group I / 2, panel I % 2.
 template <bool Unsigned, bool Halves, int I>
-LEGATO_INLINE void amx_product(const AmxStep& step, std::int64_t stride) {
+LEGATO_INLINE void amx_product(const AmxStep& step) {
     constexpr int group = I / 2, panel = I % 2, activations = group % 2, weights = 2 + panel, sums = 4 + I % 4;
     if constexpr (panel == 0) {
         const int activation_group = Halves ? (step.first_half + group) / 2 : group;
-        tile_load<activations>(step.activations + activation_group * quant_group, stride);
+        tile_load<activations>(step.activations + activation_group * quant_block_rows * quant_group, quant_group);
     }
     tile_load<weights>(step.weights + I * 512, 64);
     tile_zero<sums>();
@@ -115,22 +119,21 @@ LEGATO_INLINE void amx_product(const AmxStep& step, std::int64_t stride) {
 template <bool Unsigned, bool Halves, bool Minimum, int N>
 LEGATO_INLINE void amx_add(const AmxItem& item, AmxScratch& scratch, const std::int32_t* dots, std::int64_t row, int group,
                            std::int64_t first_group, bool fresh, const AmxStep* next) {
-    const QuantisedView& x = *item.x;
+    const QuantisedRows x = rows_from(*item.x, item.row + row);
     unroll<2>([&](auto half) {
         float* sums = scratch.sums[row + 8 * half][0];
         Vec acc[16];
         unroll<16>([&](auto i) { acc[i] = fresh ? zero() : load(sums + i * 16); });
         unroll<N>([&](auto g) {
-            if (next) amx_product<Unsigned, Halves, half * N + g>(*next, x.codes_stride);
+            if (next) amx_product<Unsigned, Halves, half * N + g>(*next);
             const auto& factors = scratch.factors[group + g];
             const Vec scale[2] = {load(factors[0][0]), load(factors[0][1])};
             const Vec minimum[2] = {load(factors[1][0]), load(factors[1][1])};
             const std::int64_t weight_group = first_group + group + g;
-            const std::int64_t at = (item.row + row + 8 * half) * x.groups + (Halves ? weight_group / 2 : weight_group);
+            const float* scales = x.scales + (Halves ? weight_group / 2 : weight_group) * quant_block_rows + 8 * half;
             unroll<8>([&](auto r) {
-                const Vec scale_a = splat(x.scales[at + r * x.groups]);
-                const Vec sum_a = !Minimum ? zero()
-                                           : splat(scaled_sum<Halves>(x, item.row + row + 8 * half + r, weight_group));
+                const Vec scale_a = splat(scales[r]);
+                const Vec sum_a = Minimum ? splat(scaled_sum<Halves>(x, 8 * half + r, weight_group)) : zero();
                 unroll<2>([&](auto p) {
                     const __m512i dot = _mm512_load_si512(dots + (g * 2 + p) * 256 + (8 * half + r) * 16);
                     Vec& sum = acc[r * 2 + p];
@@ -144,9 +147,8 @@ LEGATO_INLINE void amx_add(const AmxItem& item, AmxScratch& scratch, const std::
 }
 
 template <bool Unsigned, bool Halves, bool Minimum, int N>
-void amx_item(const AmxItem& item, AmxScratch& scratch) {
+[[gnu::flatten]] void amx_item(const AmxItem& item, AmxScratch& scratch) {
     const PanelLayout& w = *item.w;
-    const QuantisedView& x = *item.x;
     const std::int64_t groups = w.cols / w.group, codes = code_nbytes(w), factors = factor_nbytes(w);
     const std::int64_t blocks = (groups + amx_groups - 1) / amx_groups;
     const std::int64_t block_groups = (groups / N + blocks - 1) / blocks * N;
@@ -165,16 +167,18 @@ void amx_item(const AmxItem& item, AmxScratch& scratch) {
         const auto step_at = [&](int s) {
             const int group = s % batches * N;
             const std::int64_t activation_group = Halves ? (first + group) / 2 : first + group;
-            const std::int64_t row = item.row + s / batches * 16;
-            return AmxStep{x.codes + row * x.codes_stride + activation_group * quant_group, scratch.codes[group][0],
+            const QuantisedRows x = rows_from(*item.x, item.row + s / batches * 16);
+            return AmxStep{x.codes + activation_group * quant_block_rows * quant_group, scratch.codes[group][0],
                            scratch.dots[s % 2][0][0], static_cast<int>((first + group) % 2)};
         };
         AmxStep step = step_at(0);
-        unroll<2 * N>([&](auto i) { amx_product<Unsigned, Halves, i>(step, x.codes_stride); });
+        order_memory();
+        unroll<2 * N>([&](auto i) { amx_product<Unsigned, Halves, i>(step); });
         for (int s = 0; s < steps; ++s) {
             const bool fresh = first == 0 && s % batches == 0;
             const std::int32_t* dots = step.dots;
             if (s + 1 < steps) step = step_at(s + 1);
+            order_memory();
             amx_add<Unsigned, Halves, Minimum, N>(item, scratch, dots, s / batches * 16, s % batches * N, first, fresh,
                                                   s + 1 < steps ? &step : nullptr);
         }

@@ -24,7 +24,7 @@ using F32Kernel = void (*)(const float* const* w, const float* x, std::int64_t x
                            float* sums);
 
 template <int R>
-void f32_kernel(const float* const* w, const float* x, std::int64_t x_stride, std::int64_t k_count, bool first,
+[[gnu::flatten]] void f32_kernel(const float* const* w, const float* x, std::int64_t x_stride, std::int64_t k_count, bool first,
                 float* sums) {
     constexpr int vectors = panel_outputs / kLanes;  // of one panel
     constexpr int width = f32_panels * vectors;

@@ -15,9 +15,8 @@
 
 namespace legato::LEGATO_ISA {
 
-// sums: [rows, 16], written. `row` is the first row of `x`.
-using IntKernel = void (*)(const PanelLayout& w, const std::byte* panel, const QuantisedView& x, std::int64_t row,
-                           float* sums);
+// sums: [rows, 16], written. All rows are of one block of `x`.
+using IntKernel = void (*)(const PanelLayout& w, const std::byte* panel, const QuantisedRows& x, float* sums);
 
 enum class IntWeights { q4, q8_group32, q8_group16 };
 
@@ -26,11 +25,11 @@ LEGATO_INLINE IntWeights int_weights(const PanelLayout& w) {
     return w.group == 32 ? IntWeights::q8_group32 : IntWeights::q8_group16;
 }
 
-// scale_a * sum of a over weight group `g`, which is half of an activation group if the weight's groups are of 16.
+// scale_a * sum of a of row `r` over weight group `g`: half of an activation group if the weight's groups are of 16.
 template <bool Halves>
-LEGATO_INLINE float scaled_sum(const QuantisedView& x, std::int64_t row, std::int64_t g) {
-    if constexpr (!Halves) return x.scaled_sums[row * x.groups + g];
-    const std::int64_t at = row * x.groups + g / 2;
+LEGATO_INLINE float scaled_sum(const QuantisedRows& x, std::int64_t r, std::int64_t g) {
+    if constexpr (!Halves) return x.scaled_sums[g * x.stride + r];
+    const std::int64_t at = g / 2 * x.stride + r;
     return x.scales[at] * static_cast<float>(-x.minus_halves[2 * at + g % 2]);
 }
 

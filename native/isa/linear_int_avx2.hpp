@@ -24,23 +24,23 @@ LEGATO_INLINE __m256i high_nibbles(__m256i packed) { return low_nibbles(_mm256_s
 
 // H halves of 8 outputs from output 8 * `half_index` on.
 template <IntWeights W, int R, int H>
-LEGATO_INLINE void int_half(const PanelLayout& w, const std::byte* panel, const QuantisedView& x, std::int64_t row,
-                            int half_index, float* sums) {
+LEGATO_INLINE void int_half(const PanelLayout& w, const std::byte* panel, const QuantisedRows& x, int half_index,
+                            float* sums) {
     constexpr bool halves = W == IntWeights::q8_group16;
     constexpr bool nibbles = W == IntWeights::q4;
     constexpr int group = halves ? 16 : 32;
     constexpr int vectors = group / (nibbles ? 8 : 4);
     constexpr int codes = vectors * 64;
     constexpr int N = R * H;
-    const std::int64_t factors = factor_nbytes(w), groups = w.cols / group, stride = x.codes_stride;
-    const std::int8_t* a = x.codes + row * stride;
-    const float* scales = x.scales + row * x.groups;
-    const std::int16_t* minus = x.minus_halves + 2 * row * x.groups;
+    const std::int64_t factors = factor_nbytes(w), groups = w.cols / group;
+    const std::int8_t* a = x.codes;
+    const float* scales = x.scales;
+    const std::int16_t* minus = x.minus_halves;
     const std::byte* at = panel + 32 * half_index;
     Vec acc[N];
     unroll<N>([&](auto i) { acc[i] = zero(); });
     for (std::int64_t g = 0; g < groups; ++g, at += w.group_nbytes) {
-        const std::int64_t ag = halves ? g / 2 : g;  // the activations' group
+        const std::int8_t* activations = a + (halves ? g % 2 * 16 : 0);
         __m256i low[N], high[nibbles ? 1 : N];
         unroll<vectors>([&](auto v) {
             constexpr bool start = v == 0;
@@ -54,7 +54,7 @@ LEGATO_INLINE void int_half(const PanelLayout& w, const std::byte* panel, const 
                 sum = first ? p : _mm256_add_epi16(sum, p);
             };
             unroll<R>([&](auto r) {
-                const __m256i quad = splat_dword(a + r * stride + g * group + v * 4);
+                const __m256i quad = splat_dword(activations + r * quant_group + v * 4);
                 unroll<H>([&](auto h) { products(low_nibbles(packed[h]), quad, low[r * H + h], start); });
                 if constexpr (!nibbles) {
                     unroll<H>([&](auto h) { products(high_nibbles(packed[h]), quad, high[r * H + h], start); });
@@ -62,7 +62,7 @@ LEGATO_INLINE void int_half(const PanelLayout& w, const std::byte* panel, const 
             });
             if constexpr (nibbles) {
                 unroll<R>([&](auto r) {
-                    const __m256i quad = splat_dword(a + r * stride + g * group + 16 + v * 4);
+                    const __m256i quad = splat_dword(activations + r * quant_group + 16 + v * 4);
                     unroll<H>([&](auto h) { products(high_nibbles(packed[h]), quad, low[r * H + h], false); });
                 });
             }
@@ -76,18 +76,23 @@ LEGATO_INLINE void int_half(const PanelLayout& w, const std::byte* panel, const 
                 if constexpr (!nibbles) dot = _mm256_add_epi32(dot, _mm256_madd_epi16(high[i], _mm256_set1_epi16(16)));
                 if (w.zero != 0) {
                     const int pair = !halves ? w.zero * 0x10001 : g % 2 ? w.zero << 16 : w.zero;
-                    const __m256i sum_a = splat_dword(minus + 2 * (r * x.groups + ag));
+                    const __m256i sum_a = splat_dword(minus + 2 * r);
                     dot = _mm256_add_epi32(dot, _mm256_madd_epi16(sum_a, _mm256_set1_epi32(pair)));
                 }
-                acc[i] = fma(mul(scale, _mm256_cvtepi32_ps(dot)), splat(scales[r * x.groups + ag]), acc[i]);
+                acc[i] = fma(mul(scale, _mm256_cvtepi32_ps(dot)), splat(scales[r]), acc[i]);
             });
             if (w.has_minimum) {
                 const Vec minimum = load_factors(factor + factors, w.half_scales, 8 * (half_index + h));
                 unroll<R>([&](auto r) {
-                    acc[r * H + h] = fma(minimum, splat(scaled_sum<halves>(x, row + r, g)), acc[r * H + h]);
+                    acc[r * H + h] = fma(minimum, splat(scaled_sum<halves>(x, r, g)), acc[r * H + h]);
                 });
             }
         });
+        if (!halves || g % 2) {
+            a += x.stride * quant_group;
+            scales += x.stride;
+            minus += 2 * x.stride;
+        }
     }
     unroll<R>([&](auto r) {
         unroll<H>([&](auto h) { store(sums + r * panel_outputs + 8 * (half_index + h), acc[r * H + h]); });
@@ -95,11 +100,11 @@ LEGATO_INLINE void int_half(const PanelLayout& w, const std::byte* panel, const 
 }
 
 template <IntWeights W, int R>
-void int_kernel(const PanelLayout& w, const std::byte* panel, const QuantisedView& x, std::int64_t row, float* sums) {
+[[gnu::flatten]] void int_kernel(const PanelLayout& w, const std::byte* panel, const QuantisedRows& x, float* sums) {
     if constexpr (R == 1) {
-        int_half<W, 1, 2>(w, panel, x, row, 0, sums);
+        int_half<W, 1, 2>(w, panel, x, 0, sums);
     } else {
-        for (int half_index = 0; half_index < 2; ++half_index) int_half<W, R, 1>(w, panel, x, row, half_index, sums);
+        for (int half_index = 0; half_index < 2; ++half_index) int_half<W, R, 1>(w, panel, x, half_index, sums);
     }
 }
 

@@ -6,7 +6,7 @@
 
 namespace legato::LEGATO_ISA {
 
-constexpr int int_rows = 12;  // 12 int32 sums and 12 fp32 sums in registers
+constexpr int int_rows = 8;  // 8 int32 sums and 8 fp32 sums in registers; half a block of rows
 
 LEGATO_INLINE __m512i splat_dword(const void* p) {
     std::int32_t dword;
@@ -25,56 +25,57 @@ LEGATO_INLINE Vec load_factors(const std::byte* from, bool half) {
 }
 
 template <IntWeights W, int R>
-void int_kernel(const PanelLayout& w, const std::byte* panel, const QuantisedView& x, std::int64_t row, float* sums) {
+[[gnu::flatten]] void int_kernel(const PanelLayout& w, const std::byte* panel, const QuantisedRows& x, float* sums) {
     constexpr bool halves = W == IntWeights::q8_group16;
     constexpr int group = halves ? 16 : 32;
     constexpr int quads = group / 4;
     constexpr int vectors = W == IntWeights::q4 ? quads / 2 : quads;
     constexpr int codes = vectors * 64;
-    const std::int64_t factors = factor_nbytes(w), groups = w.cols / group, stride = x.codes_stride;
+    const std::int64_t factors = factor_nbytes(w), groups = w.cols / group;
     const __m512i low = _mm512_set1_epi8(15);
     // Zero is subtracted as (-sum of a) * zero with one vpdpwssd on the two int16 half sums.
     const int zero_pair = w.zero * 0x10001;
-    const std::int8_t* a = x.codes + row * stride;
-    const float* scales = x.scales + row * x.groups;
-    const std::int16_t* minus = x.minus_halves + 2 * row * x.groups;
+    const std::int8_t* a = x.codes;
+    const float* scales = x.scales;
+    const std::int16_t* minus = x.minus_halves;
     Vec acc[R];
     unroll<R>([&](auto r) { acc[r] = zero(); });
     for (std::int64_t g = 0; g < groups; ++g, panel += w.group_nbytes) {
-        const std::int64_t ag = halves ? g / 2 : g;  // the activations' group
         __m512i dot[R];
         if (w.zero != 0) {
             const __m512i zeros = _mm512_set1_epi32(!halves ? zero_pair : g % 2 ? w.zero << 16 : w.zero);
             unroll<R>([&](auto r) {
-                dot[r] = _mm512_dpwssd_epi32(_mm512_setzero_si512(), zeros, splat_dword(minus + 2 * (r * x.groups + ag)));
+                dot[r] = _mm512_dpwssd_epi32(_mm512_setzero_si512(), zeros, splat_dword(minus + 2 * r));
             });
         } else {
             unroll<R>([&](auto r) { dot[r] = _mm512_setzero_si512(); });
         }
+        const std::int8_t* activations = a + (halves ? g % 2 * 16 : 0);
+        // Adds the products of quad `q`.
+        const auto multiply = [&](__m512i weights, auto q) {
+            unroll<R>([&](auto r) {
+                dot[r] = _mm512_dpbusd_epi32(dot[r], weights, splat_dword(activations + r * quant_group + q * 4));
+            });
+        };
         unroll<vectors>([&](auto v) {
             const __m512i packed = _mm512_loadu_si512(panel + v * 64);
             if constexpr (W == IntWeights::q4) {
-                const __m512i first = _mm512_and_si512(packed, low);
-                unroll<R>([&](auto r) {
-                    dot[r] = _mm512_dpbusd_epi32(dot[r], first, splat_dword(a + r * stride + g * group + v * 4));
-                });
-                const __m512i second = _mm512_and_si512(_mm512_srli_epi16(packed, 4), low);
-                unroll<R>([&](auto r) {
-                    dot[r] = _mm512_dpbusd_epi32(dot[r], second, splat_dword(a + r * stride + g * group + 16 + v * 4));
-                });
+                multiply(_mm512_and_si512(packed, low), v);
+                multiply(_mm512_and_si512(_mm512_srli_epi16(packed, 4), low), std::integral_constant<int, v + 4>{});
             } else {
-                unroll<R>([&](auto r) {
-                    dot[r] = _mm512_dpbusd_epi32(dot[r], packed, splat_dword(a + r * stride + g * group + v * 4));
-                });
+                multiply(packed, v);
             }
         });
         const Vec scale = load_factors(panel + codes, w.half_scales);
-        unroll<R>([&](auto r) {
-            acc[r] = fma(mul(scale, to_float(dot[r])), splat(scales[r * x.groups + ag]), acc[r]);
-        });
+        unroll<R>([&](auto r) { acc[r] = fma(mul(scale, to_float(dot[r])), splat(scales[r]), acc[r]); });
         if (w.has_minimum) {
             const Vec minimum = load_factors(panel + codes + factors, w.half_scales);
-            unroll<R>([&](auto r) { acc[r] = fma(minimum, splat(scaled_sum<halves>(x, row + r, g)), acc[r]); });
+            unroll<R>([&](auto r) { acc[r] = fma(minimum, splat(scaled_sum<halves>(x, r, g)), acc[r]); });
+        }
+        if (!halves || g % 2) {
+            a += x.stride * quant_group;
+            scales += x.stride;
+            minus += 2 * x.stride;
         }
     }
     unroll<R>([&](auto r) { store(sums + r * panel_outputs, acc[r]); });

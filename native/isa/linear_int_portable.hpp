@@ -8,7 +8,7 @@ namespace legato::LEGATO_ISA {
 constexpr int int_rows = 4;
 
 template <IntWeights W, int R>
-void int_kernel(const PanelLayout& w, const std::byte* panel, const QuantisedView& x, std::int64_t row, float* sums) {
+void int_kernel(const PanelLayout& w, const std::byte* panel, const QuantisedRows& x, float* sums) {
     constexpr bool halves = W == IntWeights::q8_group16;
     constexpr int group = halves ? 16 : 32;
     const std::int64_t factors = factor_nbytes(w), codes = code_nbytes(w);
@@ -32,13 +32,14 @@ void int_kernel(const PanelLayout& w, const std::byte* panel, const QuantisedVie
         load_factors(panel + codes, w.half_scales, scale);
         if (w.has_minimum) load_factors(panel + codes + factors, w.half_scales, minimum);
         for (int r = 0; r < R; ++r) {
-            const std::int8_t* a = x.codes + (row + r) * x.codes_stride + g * group;
+            const std::int64_t at = (halves ? g / 2 : g) * x.stride + r;
+            const std::int8_t* a = x.codes + at * quant_group + (halves ? g % 2 * 16 : 0);
             std::int32_t dot[panel_outputs] = {};
             for (int k = 0; k < group; ++k) {
                 for (int o = 0; o < panel_outputs; ++o) dot[o] += a[k] * weights[k][o];
             }
-            const float scale_a = x.scales[(row + r) * x.groups + (halves ? g / 2 : g)];
-            const float sum_a = scaled_sum<halves>(x, row + r, g);
+            const float scale_a = x.scales[at];
+            const float sum_a = scaled_sum<halves>(x, r, g);
             for (int o = 0; o < panel_outputs; ++o) {
                 float sum = sums[r * panel_outputs + o];
                 sum += scale[o] * static_cast<float>(dot[o]) * scale_a;

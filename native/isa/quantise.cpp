@@ -41,19 +41,28 @@ LEGATO_INLINE void quantise_group(const float* x, std::int8_t* codes, float& sca
 }  // namespace
 
 std::size_t quantised_nbytes(std::int64_t rows, std::int64_t cols) {
-    return static_cast<std::size_t>(padded_rows(rows) * (codes_stride(cols) + cols / quant_group * 12));
+    return static_cast<std::size_t>(padded_rows(rows) * (cols / quant_group) * (quant_group + 12));
 }
 
 void quantise(const Rows& x, const Quantised& out) {
-    const QuantisedView q = view(out);
-    constexpr std::int64_t block = 4;
+    constexpr std::int64_t chunk = 4;
+    // The rows that fill up the last block are zero: a tile may multiply them, and no stray NaN or subnormal slows it down.
+    const std::int64_t rows = padded_rows(x.rows);
 #pragma omp for schedule(dynamic, 1)
-    for (std::int64_t first = 0; first < x.rows; first += block) {
-        for (std::int64_t r = first; r < x.rows && r < first + block; ++r) {
+    for (std::int64_t first = 0; first < rows; first += chunk) {
+        for (std::int64_t r = first; r < rows && r < first + chunk; ++r) {
+            const QuantisedRows q = rows_from(out, r);
             for (std::int64_t g = 0; g < q.groups; ++g) {
-                const std::int64_t at = r * q.groups + g;
-                quantise_group(x.data + r * x.stride + g * quant_group, q.codes + r * q.codes_stride + g * quant_group,
-                               q.scales[at], q.scaled_sums[at], q.minus_halves + 2 * at);
+                const std::int64_t at = g * q.stride;
+                std::int8_t* codes = q.codes + at * quant_group;
+                if (r < x.rows) {
+                    quantise_group(x.data + r * x.stride + g * quant_group, codes, q.scales[at], q.scaled_sums[at],
+                                   q.minus_halves + 2 * at);
+                } else {
+                    std::memset(codes, 0, quant_group);
+                    q.scales[at] = q.scaled_sums[at] = 0.0f;
+                    q.minus_halves[2 * at] = q.minus_halves[2 * at + 1] = 0;
+                }
             }
         }
     }

@@ -1,5 +1,8 @@
 // int8 activations as the linear kernels read them. Per row and group of 32 along k: scale = max|x| / 127 and
 // q = round-to-nearest-even(x * (127 / max|x|)); the value is scale * q. Beside them what the weights' zeros and minima need.
+//
+// Rows lie in blocks of 16 (one smaller block if there are fewer): [block, group, row of block, 32 codes]. So the rows of a
+// micro-kernel are constant offsets from one pointer, and an AMX tile of activations is 512 contiguous bytes.
 #pragma once
 
 #include <cstddef>
@@ -11,30 +14,33 @@
 namespace legato::LEGATO_ISA {
 
 constexpr std::int64_t quant_group = 32;
-constexpr std::int64_t tile_rows = 16;  // an AMX tile may read the codes of this many rows, some of them beyond the last
+constexpr std::int64_t quant_block_rows = 16;
 
-struct QuantisedView {
-    std::int8_t* codes;          // [rows, codes_stride]
-    float* scales;               // [rows, groups]
-    float* scaled_sums;          // [rows, groups]: scale * sum of q
-    std::int16_t* minus_halves;  // [rows, groups, 2]: minus the sum of q over k's first and second 16
-    std::int64_t codes_stride;
+// From some row of some block on; `stride` rows are between two groups of a row.
+struct QuantisedRows {
+    std::int8_t* codes;          // [group, row, 32]
+    float* scales;               // [group, row]
+    float* scaled_sums;          // [group, row]: scale * sum of q
+    std::int16_t* minus_halves;  // [group, row, 2]: minus the sums of q over k's first and second 16
+    std::int64_t stride;
     std::int64_t groups;
 };
 
-LEGATO_INLINE std::int64_t codes_stride(std::int64_t cols) {
-    const std::int64_t lines = (cols + 63) / 64;
-    return (lines + (lines % 2 == 0)) * 64;  // an odd number of cache lines: rows do not fall into the same cache set
+LEGATO_INLINE std::int64_t block_rows(std::int64_t rows) { return rows < quant_block_rows ? rows : quant_block_rows; }
+
+LEGATO_INLINE std::int64_t padded_rows(std::int64_t rows) {
+    const std::int64_t block = block_rows(rows);
+    return (rows + block - 1) / block * block;
 }
 
-LEGATO_INLINE std::int64_t padded_rows(std::int64_t rows) { return (rows + tile_rows - 1) / tile_rows * tile_rows; }
-
-LEGATO_INLINE QuantisedView view(const Quantised& q) {
-    const std::int64_t rows = padded_rows(q.rows), groups = q.cols / quant_group, stride = codes_stride(q.cols);
+LEGATO_INLINE QuantisedRows rows_from(const Quantised& q, std::int64_t row) {
+    const std::int64_t groups = q.cols / quant_group, count = padded_rows(q.rows) * groups, block = block_rows(q.rows);
+    const std::int64_t first = row / block * block * groups + row % block;
     auto* codes = reinterpret_cast<std::int8_t*>(q.storage);
-    auto* scales = reinterpret_cast<float*>(q.storage + rows * stride);
-    float* sums = scales + rows * groups;
-    return {codes, scales, sums, reinterpret_cast<std::int16_t*>(sums + rows * groups), stride, groups};
+    auto* scales = reinterpret_cast<float*>(q.storage + count * quant_group);
+    float* sums = scales + count;
+    auto* halves = reinterpret_cast<std::int16_t*>(sums + count);
+    return {codes + first * quant_group, scales + first, sums + first, halves + 2 * first, block, groups};
 }
 
 std::size_t quantised_nbytes(std::int64_t rows, std::int64_t cols);
