@@ -31,6 +31,9 @@ struct Quantised {
 struct LinearKernels {
     std::size_t (*quantised_nbytes)(std::int64_t rows, std::int64_t cols);
     void (*quantise)(const Rows& x, const Quantised& out);
+    // The same for rows [begin, end) in the calling thread, without work-sharing or barrier, to follow another operation on
+    // the rows. Some call must have end == out.rows: it clears the padding.
+    void (*quantise_rows)(const Rows& x, const Quantised& out, std::int64_t begin, std::int64_t end);
     // y[r, o] = sum_k x[r, k] * w[o, k] (+ bias[o]) (+ residual[r, o]), the outputs of `parts` (all with x.cols inputs)
     // side by side in y. `bias` and `residual` may be null; `y` and `residual` may be the same memory. `x_int8` is used for
     // the quantised parts if it is not null, else `x`. One work-sharing loop over the panels of all parts, one barrier.

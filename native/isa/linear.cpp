@@ -260,7 +260,7 @@ std::size_t linear_scratch_nbytes(const Matrix* const*, int, int threads, bool) 
 void gather(const Matrix& w, const std::int32_t* ids, float scale, const Rows& y);
 
 LinearKernels linear_kernels() {
-    return {quantised_nbytes, quantise, linear, linear_scratch_nbytes, gather, fma_peak, read_bandwidth};
+    return {quantised_nbytes, quantise, quantise_rows, linear, linear_scratch_nbytes, gather, fma_peak, read_bandwidth};
 }
 
 }  // namespace legato::LEGATO_ISA

@@ -1,5 +1,5 @@
-// Loop order: row, group of 32, element. A group's numbers depend on its 32 values only, so rows are invariant. The maximum
-// and the sums are taken over integers (the bits of |x| order like |x|), exact in any order, so the compiler may vectorise.
+// Loop order: row, group of 32, element. A group's numbers depend on its 32 values only, so rows are invariant. Maximum and
+// integer sums are exact in any order and every other operation is correctly rounded: all instruction sets agree.
 #include "quantised.hpp"
 
 #include "quant.hpp"
@@ -7,11 +7,67 @@
 namespace legato::LEGATO_ISA {
 namespace {
 
-constexpr float rounding = 0x1.8p23f;  // x + rounding has the nearest integer, ties to even, in its low bits
 constexpr float least_maximum = 0x1p-100f;  // below it 127 / max|x| could overflow; such a group is zero
 
-LEGATO_INLINE void quantise_group(const float* x, std::int8_t* codes, float& scale, float& scaled_sum,
-                                  std::int16_t* minus_halves) {
+struct GroupFactors {
+    float scale, inverse;
+};
+
+LEGATO_INLINE GroupFactors group_factors(float maximum) {
+    const bool nonzero = maximum > least_maximum;
+    return {nonzero ? maximum / 127.0f : 0.0f, nonzero ? 127.0f / maximum : 0.0f};
+}
+
+#if LEGATO_ISA_AVX512 || LEGATO_ISA_AMX
+
+LEGATO_INLINE float quantise_group(const float* x, std::int8_t* codes, std::int32_t* half_sums) {
+    const __m512 low = _mm512_loadu_ps(x), high = _mm512_loadu_ps(x + 16);
+    const __m512 largest = _mm512_max_ps(_mm512_abs_ps(low), _mm512_abs_ps(high));
+    const GroupFactors factors = group_factors(_mm512_reduce_max_ps(largest));
+    const __m512 inverse = _mm512_set1_ps(factors.inverse);
+    const __m128i q_low = _mm512_maskz_cvtepi32_epi8(0xffff, _mm512_cvtps_epi32(_mm512_mul_ps(low, inverse)));
+    const __m128i q_high = _mm512_maskz_cvtepi32_epi8(0xffff, _mm512_cvtps_epi32(_mm512_mul_ps(high, inverse)));
+    const __m256i q = _mm256_inserti128_si256(_mm256_castsi128_si256(q_low), q_high, 1);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), q);
+    __m256i sums = _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_set1_epi8(1), q);
+    sums = _mm256_hadd_epi32(sums, sums);
+    sums = _mm256_hadd_epi32(sums, sums);
+    half_sums[0] = _mm256_cvtsi256_si32(sums);
+    half_sums[1] = _mm256_extract_epi32(sums, 4);
+    return factors.scale;
+}
+
+#elif LEGATO_ISA_AVX2
+
+LEGATO_INLINE float quantise_group(const float* x, std::int8_t* codes, std::int32_t* half_sums) {
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    __m256 v[4];
+    unroll<4>([&](auto i) { v[i] = _mm256_loadu_ps(x + 8 * i); });
+    const __m256 largest = _mm256_max_ps(_mm256_max_ps(_mm256_andnot_ps(sign, v[0]), _mm256_andnot_ps(sign, v[1])),
+                                         _mm256_max_ps(_mm256_andnot_ps(sign, v[2]), _mm256_andnot_ps(sign, v[3])));
+    __m128 m = _mm_max_ps(_mm256_castps256_ps128(largest), _mm256_extractf128_ps(largest, 1));
+    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+    m = _mm_max_ss(m, _mm_shuffle_ps(m, m, 1));
+    const GroupFactors factors = group_factors(_mm_cvtss_f32(m));
+    const __m256 inverse = _mm256_set1_ps(factors.inverse);
+    __m256i q[4];
+    unroll<4>([&](auto i) { q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], inverse)); });
+    // Packing interleaves the 128-bit lanes; the permutation puts dwords of four codes back in order.
+    const __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
+    const __m256i ordered = _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), ordered);
+    __m256i sums = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), ordered), _mm256_set1_epi16(1));
+    sums = _mm256_hadd_epi32(sums, sums);
+    sums = _mm256_hadd_epi32(sums, sums);
+    half_sums[0] = _mm256_cvtsi256_si32(sums);
+    half_sums[1] = _mm256_extract_epi32(sums, 4);
+    return factors.scale;
+}
+
+#else
+
+// Over integers (the bits of |x| order like |x|), so that a compiler may vectorise.
+LEGATO_INLINE float quantise_group(const float* x, std::int8_t* codes, std::int32_t* half_sums) {
     std::int32_t bits[quant_group];
     std::memcpy(bits, x, sizeof bits);
     std::int32_t largest = 0;
@@ -19,23 +75,27 @@ LEGATO_INLINE void quantise_group(const float* x, std::int8_t* codes, float& sca
         const std::int32_t magnitude = b & 0x7fffffff;
         largest = magnitude > largest ? magnitude : largest;
     }
-    float maximum;
-    std::memcpy(&maximum, &largest, sizeof maximum);
-    const bool nonzero = maximum > least_maximum;
-    scale = nonzero ? maximum / 127.0f : 0.0f;
-    const float inverse = nonzero ? 127.0f / maximum : 0.0f;
-    float shifted[quant_group];
-    for (int k = 0; k < quant_group; ++k) shifted[k] = x[k] * inverse + rounding;
-    std::int32_t q[quant_group];
-    std::memcpy(q, shifted, sizeof q);
-    std::int32_t half[2] = {0, 0};
-    for (int h = 0; h < 2; ++h) {
-        for (int k = 16 * h; k < 16 * h + 16; ++k) half[h] += q[k] - 0x4b400000;
+    const GroupFactors factors = group_factors(bits_to_float(static_cast<std::uint32_t>(largest)));
+    constexpr float rounding = 0x1.8p23f;  // x + rounding has the nearest integer, ties to even, in its low bits
+    for (int k = 0; k < quant_group; ++k) {
+        const std::uint32_t shifted = float_to_bits(x[k] * factors.inverse + rounding);
+        bits[k] = static_cast<std::int32_t>(shifted) - 0x4b400000;
+        codes[k] = static_cast<std::int8_t>(bits[k]);
     }
-    for (int k = 0; k < quant_group; ++k) codes[k] = static_cast<std::int8_t>(q[k]);
-    scaled_sum = scale * static_cast<float>(half[0] + half[1]);
-    minus_halves[0] = static_cast<std::int16_t>(-half[0]);
-    minus_halves[1] = static_cast<std::int16_t>(-half[1]);
+    half_sums[0] = half_sums[1] = 0;
+    for (int k = 0; k < quant_group; ++k) half_sums[k / 16] += bits[k];
+    return factors.scale;
+}
+
+#endif
+
+void clear_row(const QuantisedRows& q) {
+    for (std::int64_t g = 0; g < q.groups; ++g) {
+        const std::int64_t at = g * q.stride;
+        std::memset(q.codes + at * quant_group, 0, quant_group);
+        q.scales[at] = q.scaled_sums[at] = 0.0f;
+        q.minus_halves[2 * at] = q.minus_halves[2 * at + 1] = 0;
+    }
 }
 
 }  // namespace
@@ -44,27 +104,31 @@ std::size_t quantised_nbytes(std::int64_t rows, std::int64_t cols) {
     return static_cast<std::size_t>(padded_rows(rows) * (cols / quant_group) * (quant_group + 12));
 }
 
-void quantise(const Rows& x, const Quantised& out) {
-    constexpr std::int64_t chunk = 4;
-    // The rows that fill up the last block are zero: a tile may multiply them, and no stray NaN or subnormal slows it down.
-    const std::int64_t rows = padded_rows(x.rows);
-#pragma omp for schedule(dynamic, 1)
-    for (std::int64_t first = 0; first < rows; first += chunk) {
-        for (std::int64_t r = first; r < rows && r < first + chunk; ++r) {
-            const QuantisedRows q = rows_from(out, r);
-            for (std::int64_t g = 0; g < q.groups; ++g) {
-                const std::int64_t at = g * q.stride;
-                std::int8_t* codes = q.codes + at * quant_group;
-                if (r < x.rows) {
-                    quantise_group(x.data + r * x.stride + g * quant_group, codes, q.scales[at], q.scaled_sums[at],
-                                   q.minus_halves + 2 * at);
-                } else {
-                    std::memset(codes, 0, quant_group);
-                    q.scales[at] = q.scaled_sums[at] = 0.0f;
-                    q.minus_halves[2 * at] = q.minus_halves[2 * at + 1] = 0;
-                }
-            }
+void quantise_rows(const Rows& x, const Quantised& out, std::int64_t begin, std::int64_t end) {
+    for (std::int64_t r = begin; r < end; ++r) {
+        const QuantisedRows q = rows_from(out, r);
+        const float* row = x.data + r * x.stride;
+        for (std::int64_t g = 0; g < q.groups; ++g) {
+            const std::int64_t at = g * q.stride;
+            std::int32_t half_sums[2];
+            const float scale = quantise_group(row + g * quant_group, q.codes + at * quant_group, half_sums);
+            q.scales[at] = scale;
+            q.scaled_sums[at] = scale * static_cast<float>(half_sums[0] + half_sums[1]);
+            q.minus_halves[2 * at] = static_cast<std::int16_t>(-half_sums[0]);
+            q.minus_halves[2 * at + 1] = static_cast<std::int16_t>(-half_sums[1]);
         }
+    }
+    // The rows that fill up the last block are zero: a tile may multiply them, and no stray NaN or subnormal slows it down.
+    if (end == out.rows) {
+        for (std::int64_t r = end; r < padded_rows(end); ++r) clear_row(rows_from(out, r));
+    }
+}
+
+void quantise(const Rows& x, const Quantised& out) {
+    constexpr std::int64_t chunk = 8;
+#pragma omp for schedule(dynamic, 1)
+    for (std::int64_t first = 0; first < x.rows; first += chunk) {
+        quantise_rows(x, out, first, first + chunk < x.rows ? first + chunk : x.rows);
     }
 }
 

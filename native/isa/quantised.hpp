@@ -45,5 +45,6 @@ LEGATO_INLINE QuantisedRows rows_from(const Quantised& q, std::int64_t row) {
 
 std::size_t quantised_nbytes(std::int64_t rows, std::int64_t cols);
 void quantise(const Rows& x, const Quantised& out);
+void quantise_rows(const Rows& x, const Quantised& out, std::int64_t begin, std::int64_t end);
 
 }  // namespace legato::LEGATO_ISA
