@@ -83,8 +83,11 @@ struct AttentionArgs {
     float* partials;
 };
 
-// Query rows (rows times heads of a group) one item handles at most, unless a single row has more heads than that.
-constexpr std::int64_t attention_block_rows(std::int64_t head_dim) { return head_dim <= 128 ? 96 : 48; }
+// Query rows (rows times heads of a group) one item handles at most, unless a single row has more heads than that. Many
+// rows share the cost of fetching and widening a tile; the three arrays of rows must stay in the second-level cache.
+constexpr std::int64_t attention_block_rows(std::int64_t head_dim) {
+    return head_dim <= 64 ? 192 : head_dim <= 128 ? 96 : 48;
+}
 // Floats of one partial row: the accumulator, a vector of sums, the maximum.
 constexpr std::int64_t attention_partial_floats(std::int64_t padded_dim) { return padded_dim + 2 * kKeyLanes; }
 

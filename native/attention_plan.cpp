@@ -1,6 +1,7 @@
 #include "attention_plan.hpp"
 
 #include <algorithm>
+#include <tuple>
 
 namespace legato {
 
@@ -43,9 +44,17 @@ void plan_attention(const Step& step, const AttentionPlanShape& shape, Attention
             }
         }
     }
-    const auto cost = [](const AttentionGroup& group) { return static_cast<std::int64_t>(group.rows) * group.splits; };
-    std::stable_sort(plan.groups.begin(), plan.groups.end(),
-                     [&](const AttentionGroup& a, const AttentionGroup& b) { return cost(a) > cost(b); });
+    // The costliest sequence first; within it, one head after the other, so that a head's keys and values stay in the
+    // cache, and late rows, which see the most keys, before early ones. What comes last, and may leave threads idle, is
+    // short.
+    std::vector<std::int64_t> costs(static_cast<std::size_t>(step.sequences));
+    for (const AttentionGroup& group : plan.groups)
+        costs[static_cast<std::size_t>(group.sequence)] += static_cast<std::int64_t>(group.rows) * group.splits;
+    std::sort(plan.groups.begin(), plan.groups.end(), [&](const AttentionGroup& a, const AttentionGroup& b) {
+        const std::int64_t a_cost = costs[static_cast<std::size_t>(a.sequence)];
+        const std::int64_t b_cost = costs[static_cast<std::size_t>(b.sequence)];
+        return std::tuple(-a_cost, a.sequence, a.kv_head, -a.row) < std::tuple(-b_cost, b.sequence, b.kv_head, -b.row);
+    });
 
     std::int64_t partial = 0;
     for (std::size_t g = 0; g < plan.groups.size(); ++g) {
@@ -60,12 +69,6 @@ void plan_attention(const Step& step, const AttentionPlanShape& shape, Attention
         partial += needed;
         for (std::int32_t split = 0; split < group.splits; ++split) plan.items.push_back({index, split});
     }
-    const auto item_cost = [&](const AttentionItem& item) {
-        const AttentionGroup& group = plan.groups[static_cast<std::size_t>(item.group)];
-        return item.split < 0 ? cost(group) : static_cast<std::int64_t>(group.rows);
-    };
-    std::stable_sort(plan.items.begin(), plan.items.end(),
-                     [&](const AttentionItem& a, const AttentionItem& b) { return item_cost(a) > item_cost(b); });
 }
 
 }  // namespace legato

@@ -86,6 +86,13 @@ void finish_row(const float* sums_out, const float* sums, std::int64_t dim, floa
     if (d < dim) store_n(out + d, mul(load(sums_out + d), factor), dim - d);
 }
 
+LEGATO_INLINE void widen_block(const Half* from, std::int64_t n, float* to) {  // n: a multiple of 64
+    for (std::int64_t i = 0; i < n; i += 4 * kKeyLanes)
+        unroll<4 * kKeyVecs>([&](auto j) __attribute__((always_inline)) {
+            store(to + i + j * kLanes, load(from + i + j * kLanes));
+        });
+}
+
 template <class T>
 class Item {
   public:
@@ -195,9 +202,22 @@ class Item {
     }
 
     void run_tile(std::int64_t start, const Visible& seen) {
+        const std::int64_t first = seen.first / kKeyLanes, last = (seen.last + kKeyLanes - 1) / kKeyLanes;
+        const Tile<T> tile = locate(start, first, last);
+        if constexpr (!std::is_same_v<T, float>) {
+            if (rows_ >= kWidenRows) {
+                prefetch(start + kTileKeys);
+                run_rows(start, widen(tile, first, last));
+                return;
+            }
+        }
+        run_rows(start, tile);
+    }
+
+    // Where sub-blocks [first, last) of a tile lie; the others, which nobody reads, point to one of these.
+    Tile<T> locate(std::int64_t start, std::int64_t first, std::int64_t last) const {
         const KvLayer& kv = a_.kv;
         const std::int32_t* table = a_.step->block_tables + group_.sequence * a_.step->table_width;
-        const std::int64_t first = seen.first / kKeyLanes, last = (seen.last + kKeyLanes - 1) / kKeyLanes;
         Tile<T> tile;
         for (std::int64_t b = 0; b < kTileBlocks; ++b) {
             const std::int64_t position = start + (b < first ? first : b >= last ? last - 1 : b) * kKeyLanes;
@@ -207,13 +227,21 @@ class Item {
             tile.keys[b] = at + token * dim_;
             tile.values[b] = at + kv.block_tokens * dim_ + token * padded_dim_;
         }
-        if constexpr (!std::is_same_v<T, float>) {
-            if (rows_ >= kWidenRows) {
-                run_rows(start, widen(tile, first, last));
-                return;
-            }
+        return tile;
+    }
+
+    // Fetches a tile while the one before it is computed on.
+    void prefetch(std::int64_t start) const {
+        const std::int64_t keys = position_ + group_.rows - start;
+        if (keys <= 0) return;
+        const std::int64_t last = keys < kTileKeys ? (keys + kKeyLanes - 1) / kKeyLanes : kTileBlocks;
+        const Tile<T> tile = locate(start, 0, last);
+        constexpr std::int64_t kLine = 64 / sizeof(T);
+        for (std::int64_t b = 0; b < last; ++b) {
+            for (std::int64_t i = 0; i < kKeyLanes * dim_; i += kLine) __builtin_prefetch(tile.keys[b] + i, 0, 2);
+            for (std::int64_t i = 0; i < kKeyLanes * padded_dim_; i += kLine)
+                __builtin_prefetch(tile.values[b] + i, 0, 2);
         }
-        run_rows(start, tile);
     }
 
     Tile<float> widen(const Tile<T>& tile, std::int64_t first, std::int64_t last) const {
@@ -224,9 +252,8 @@ class Item {
             wide.keys[b] = keys;
             wide.values[b] = values;
             if (b < first || b >= last) continue;
-            for (std::int64_t i = 0; i < kKeyLanes * dim_; i += kLanes) store(keys + i, load(tile.keys[b] + i));
-            for (std::int64_t i = 0; i < kKeyLanes * padded_dim_; i += kLanes)
-                store(values + i, load(tile.values[b] + i));
+            widen_block(tile.keys[b], kKeyLanes * dim_, keys);
+            widen_block(tile.values[b], kKeyLanes * padded_dim_, values);
         }
         return wide;
     }

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native.replay import AttentionRig, Shape
 
 from legato import _native
+from native.replay import AttentionRig, Shape
 
 SHAPES = [
     Shape(head_dim=64, heads=9, kv_heads=3),
