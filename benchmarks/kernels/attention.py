@@ -2,8 +2,8 @@
 
     python benchmarks/kernels/attention.py [--json] [--isa avx2] [--threads 2] [--head-dim 64 --heads 9 --kv-heads 3]
 
-Only the multiply-adds of visible (row, key) pairs count: 4 * head_dim flop a pair and head. Decode counts the bytes of K and
-V that must be read. The minimum over several repetitions is taken: other work on the machine only ever adds time.
+Only the multiply-adds of visible (row, key) pairs count: 4 * head_dim flop a pair and head. Decode counts the bytes of
+K and V that must be read. The minimum over several repetitions is taken: other work on the machine only adds time.
 """
 
 import argparse
@@ -20,7 +20,7 @@ BLOCK_TOKENS = 32
 def measure(
     args: argparse.Namespace, sequences: int, prefix: int, rows: int, *, repetitions: int, softcap: float = 0.0
 ) -> float:
-    """Seconds of one attention call for `rows` new rows in each of `sequences` sequences that have `prefix` positions."""
+    """Seconds of one attention call: `rows` new rows in each of `sequences` sequences of `prefix` positions."""
     heads, kv_heads, dim = args.heads, args.kv_heads, args.head_dim
     total = prefix + rows
     width = -(-total // BLOCK_TOKENS)

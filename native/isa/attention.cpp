@@ -88,9 +88,8 @@ void finish_row(const float* sums_out, const float* sums, std::int64_t dim, floa
 
 LEGATO_INLINE void widen_block(const Half* from, std::int64_t n, float* to) {  // n: a multiple of 64
     for (std::int64_t i = 0; i < n; i += 4 * kKeyLanes)
-        unroll<4 * kKeyVecs>([&](auto j) __attribute__((always_inline)) {
-            store(to + i + j * kLanes, load(from + i + j * kLanes));
-        });
+        unroll<4 * kKeyVecs>(
+            [&](auto j) __attribute__((always_inline)) { store(to + i + j * kLanes, load(from + i + j * kLanes)); });
 }
 
 template <class T>

@@ -37,11 +37,10 @@ LEGATO_INLINE Vec activate(Vec x) {
 
 template <Gate gate>
 LEGATO_INLINE void gated_row(const float* x, std::int64_t cols, float* out) {
-    for_vectors(
-        cols, [&](std::int64_t i, auto lanes) __attribute__((always_inline)) {
-            const Vec up = load_lanes(x + cols + i, lanes);
-            store_lanes(out + i, mul(activate<gate>(load_lanes(x + i, lanes)), up), lanes);
-        });
+    for_vectors(cols, [&](std::int64_t i, auto lanes) __attribute__((always_inline)) {
+        const Vec up = load_lanes(x + cols + i, lanes);
+        store_lanes(out + i, mul(activate<gate>(load_lanes(x + i, lanes)), up), lanes);
+    });
 }
 
 void rms_norm(const Rows& x, const float* weight, float eps, const Rows& out) {
@@ -69,10 +68,9 @@ void add_rows(const Rows& x, const Rows& y, const Rows& out) {
         const float* a = x.data + r * x.stride;
         const float* b = y.data + r * y.stride;
         float* to = out.data + r * out.stride;
-        for_vectors(
-            x.cols, [&](std::int64_t i, auto lanes) __attribute__((always_inline)) {
-                store_lanes(to + i, add(load_lanes(a + i, lanes), load_lanes(b + i, lanes)), lanes);
-            });
+        for_vectors(x.cols, [&](std::int64_t i, auto lanes) __attribute__((always_inline)) {
+            store_lanes(to + i, add(load_lanes(a + i, lanes), load_lanes(b + i, lanes)), lanes);
+        });
     }
 }
 
@@ -82,10 +80,9 @@ void softcap(const Rows& x, float cap, const Rows& out) {
         const float* from = x.data + r * x.stride;
         float* to = out.data + r * out.stride;
         const Vec inverse = splat(1.0f / cap);
-        for_vectors(
-            x.cols, [&](std::int64_t i, auto lanes) __attribute__((always_inline)) {
-                store_lanes(to + i, mul(splat(cap), tanh(mul(load_lanes(from + i, lanes), inverse))), lanes);
-            });
+        for_vectors(x.cols, [&](std::int64_t i, auto lanes) __attribute__((always_inline)) {
+            store_lanes(to + i, mul(splat(cap), tanh(mul(load_lanes(from + i, lanes), inverse))), lanes);
+        });
     }
 }
 

@@ -185,8 +185,7 @@ template <int N, class F>
 LEGATO_INLINE void unroll(F&& f) {
     [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
         (f(std::integral_constant<int, I>{}), ...);
-    }
-    (std::make_integer_sequence<int, N>{});
+    }(std::make_integer_sequence<int, N>{});
 }
 
 // Sum and maximum over the lanes, always in the same order.

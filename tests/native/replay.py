@@ -1,6 +1,6 @@
-"""Small programs over the native kernels: the token id chooses a row of a table, so a test says what every row holds."""
+"""Small programs over the native kernels. The token id chooses a row of a table: a test says what every row holds."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -116,7 +116,12 @@ def dense_attention(
 
 
 def run_rows(
-    record, table: np.ndarray, ids: Sequence[int], *, threads: int = 1, activations: str = "f32"
+    record: Callable[[_native.Program, int], int],
+    table: np.ndarray,
+    ids: Sequence[int],
+    *,
+    threads: int = 1,
+    activations: str = "f32",
 ) -> np.ndarray:
     """Runs `record(program, slot of table[ids])` -> slot, on one sequence; the result's rows are those of `ids`."""
     kv = _native.KvCache(1, max(1, len(ids) // 16 + 1), 16, 1, 8, "f32")

@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -49,8 +51,9 @@ def test_a_window_of_32_is_exact_in_chunks_shorter_and_longer_than_itself(isa: s
 
 @pytest.mark.parametrize("window", [0, 1, 32, 63, 64, 65, 256])
 def test_no_row_sees_a_key_too_many_or_too_few(isa: str, window: int) -> None:
-    """With q = 0 all visible keys weigh the same, and v = position: the output is the mean of the visible positions, which
-    moves by 1/2 if one end of the mask is off by one. Chunks end at every boundary of tiles, splits and blocks, and next to it."""
+    """With q = 0 all visible keys weigh the same, and v = position: the output is the mean of the visible positions,
+    which moves by 1/2 if one end of the mask is off by one. Chunks end at boundaries of tiles, splits and blocks, and
+    one before and after."""
     shape = Shape(head_dim=8, heads=2, kv_heads=1, window=window, dtype="f32")
     count = 600
     qkv = np.zeros((count, shape.cols), np.float32)
@@ -69,7 +72,7 @@ def test_no_row_sees_a_key_too_many_or_too_few(isa: str, window: int) -> None:
 
 
 def test_what_lies_in_a_block_behind_a_sequence_never_matters(isa: str) -> None:
-    """A block given to another sequence before may hold anything, infinities too: rows behind a sequence's end are not read."""
+    """A block that another sequence had may hold anything, infinities too: what is behind a sequence's end is not read."""
     shape = Shape(heads=2, kv_heads=1, dtype="f16")
     qkv = random_qkv(shape)
     qkv[399] = np.inf
@@ -97,7 +100,7 @@ def test_the_cache_holds_the_rounded_keys_and_values(isa: str) -> None:
 
 def split_at(cuts: list[int], length: int) -> list[tuple[int, int]]:
     edges = [0, *sorted({cut for cut in cuts if cut < length}), length]
-    return list(zip(edges[:-1], edges[1:], strict=True))
+    return list(itertools.pairwise(edges))
 
 
 @pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[3], SHAPES[4]], ids=lambda s: f"dim{s.head_dim}")

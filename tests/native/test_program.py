@@ -109,8 +109,8 @@ def test_arrays_of_another_dtype_or_layout_are_type_errors() -> None:
 
 def test_more_rows_than_planned_for_are_refused() -> None:
     program = tiny_decoder(1, max_rows=8)
+    ids = np.arange(9, dtype=I32)
     with pytest.raises(ValueError, match="9 rows"):
-        ids = np.arange(9, dtype=I32)
         program.run(ids, ids, np.array([0, 9], I32), np.zeros((1, 1), I32), np.zeros(0, I32))
 
 
