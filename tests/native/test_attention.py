@@ -72,7 +72,7 @@ def test_no_row_sees_a_key_too_many_or_too_few(isa: str, window: int) -> None:
 
 
 def test_what_lies_in_a_block_behind_a_sequence_never_matters(isa: str) -> None:
-    """A block that another sequence had may hold anything, infinities too: what is behind a sequence's end is not read."""
+    """A block that another sequence had may hold anything, infinities too: nothing behind the end is read."""
     shape = Shape(heads=2, kv_heads=1, dtype="f16")
     qkv = random_qkv(shape)
     qkv[399] = np.inf
