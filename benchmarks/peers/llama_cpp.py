@@ -16,7 +16,7 @@ import harness
 import numpy as np
 
 sys.path.remove(str(Path(__file__).resolve().parent))  # this file has the package's own name
-import llama_cpp as ll  # noqa: E402
+import llama_cpp as ll
 
 CONTEXT_TOKENS = 256  # cells for each sequence of a decode batch
 PREFILL_TOKENS = 4096

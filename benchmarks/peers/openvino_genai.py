@@ -17,8 +17,8 @@ import harness
 import numpy as np
 
 sys.path.remove(str(Path(__file__).resolve().parent))  # this file has the package's own name
-import openvino as ov  # noqa: E402
-import openvino_genai as genai  # noqa: E402
+import openvino as ov
+import openvino_genai as genai
 
 
 class OpenVino:
