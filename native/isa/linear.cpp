@@ -29,6 +29,11 @@ using std::int64_t;
 
 constexpr int64_t f32_block = 512;       // k of one block: fp32 weights of a panel take 32 KiB
 constexpr int64_t row_chunk = 96;        // rows of one item, a multiple of f32_rows
+#if LEGATO_ISA_AVX512 || LEGATO_ISA_AMX || LEGATO_ISA_AVX2
+constexpr bool int_unpacks = true;
+#else
+constexpr bool int_unpacks = false;
+#endif
 constexpr int64_t few_rows = 16;         // below, items are chunks of weight, read once: decode
 constexpr int64_t item_nbytes = 12 << 10;  // of weight, for few rows
 
@@ -38,6 +43,7 @@ struct ThreadScratch {
 #if LEGATO_ISA_AMX
     AmxScratch amx;
 #endif
+    // Followed by an unpacked panel.
 };
 
 #if LEGATO_ISA_AMX
@@ -56,10 +62,12 @@ constexpr std::array<IntKernel, sizeof...(I)> int_kernel_table(std::integer_sequ
 template <IntWeights W>
 constexpr auto int_kernels = int_kernel_table<W>(std::make_integer_sequence<int, int_rows>{});
 
-LEGATO_INLINE const IntKernel* int_kernels_for(const PanelLayout& w) {
-    switch (int_weights(w)) {
+LEGATO_INLINE const IntKernel* int_kernels_for(IntWeights weights) {
+    switch (weights) {
         case IntWeights::q4:
             return int_kernels<IntWeights::q4>.data();
+        case IntWeights::q4_bytes:
+            return int_kernels<IntWeights::q4_bytes>.data();
         case IntWeights::q8_group32:
             return int_kernels<IntWeights::q8_group32>.data();
         default:
@@ -89,44 +97,67 @@ struct Part {
     bool int8;
 };
 
+template <bool Bias, bool Residual>
+void finish_full(const Call& call, int64_t column, int64_t row, int64_t rows, const float* sums, int64_t sums_stride) {
+    constexpr int vectors = panel_outputs / kLanes;
+    Vec bias[vectors];
+    if constexpr (Bias) unroll<vectors>([&](auto v) { bias[v] = load(call.bias + column + v * kLanes); });
+    float* y = call.y->data + row * call.y->stride + column;
+    const float* residual = Residual ? call.residual->data + row * call.residual->stride + column : nullptr;
+    for (int64_t r = 0; r < rows; ++r, sums += sums_stride, y += call.y->stride) {
+        unroll<vectors>([&](auto v) {
+            Vec value = load(sums + v * kLanes);
+            if constexpr (Bias) value = add(value, bias[v]);
+            if constexpr (Residual) value = add(value, load(residual + v * kLanes));
+            store(y + v * kLanes, value);
+        });
+        if constexpr (Residual) residual += call.residual->stride;
+    }
+}
+
 // y of `rows` rows and up to 16 outputs of one panel from their sums.
 void finish(const Call& call, const Part& part, int64_t panel, int64_t row, int64_t rows, const float* sums,
             int64_t sums_stride) {
     const int64_t output = panel * panel_outputs, column = part.first_output + output;
     const int64_t left = part.w->rows - output;
-    for (int64_t r = 0; r < rows; ++r, sums += sums_stride) {
-        float* y = call.y->data + (row + r) * call.y->stride + column;
-        const float* residual = call.residual ? call.residual->data + (row + r) * call.residual->stride + column : nullptr;
-        if (left >= panel_outputs) {
-            for (int v = 0; v < panel_outputs; v += kLanes) {
-                Vec value = load(sums + v);
-                if (call.bias) value = add(value, load(call.bias + column + v));
-                if (residual) value = add(value, load(residual + v));
-                store(y + v, value);
-            }
-        } else {
-            for (int64_t o = 0; o < left; ++o) {
-                float value = sums[o];
-                if (call.bias) value += call.bias[column + o];
-                if (residual) value += residual[o];
-                y[o] = value;
-            }
+    if (left >= panel_outputs) {
+        if (call.bias && call.residual) return finish_full<true, true>(call, column, row, rows, sums, sums_stride);
+        if (call.bias) return finish_full<true, false>(call, column, row, rows, sums, sums_stride);
+        if (call.residual) return finish_full<false, true>(call, column, row, rows, sums, sums_stride);
+        return finish_full<false, false>(call, column, row, rows, sums, sums_stride);
+    }
+    for (int64_t r = row; r < row + rows; ++r, sums += sums_stride) {
+        for (int64_t o = 0; o < left; ++o) {
+            float value = sums[o];
+            if (call.bias) value += call.bias[column + o];
+            if (call.residual) value += call.residual->data[r * call.residual->stride + column + o];
+            call.y->data[r * call.y->stride + column + o] = value;
         }
     }
 }
 
+// Rows of y lie far apart: without this, `finish` waits for memory.
+void prefetch_outputs(const Call& call, const Part& part, int64_t panel, int64_t row, int64_t rows) {
+    const int64_t column = part.first_output + panel * panel_outputs;
+    for (int64_t r = row; r < row + rows; ++r) __builtin_prefetch(call.y->data + r * call.y->stride + column, 1);
+}
+
 void int_item(const Call& call, const Part& part, int64_t panel_begin, int64_t panel_end, int64_t row_begin,
-              int64_t row_end) {
+              int64_t row_end, std::byte* unpacked) {
     const PanelLayout& w = *part.w;
-    const IntKernel* kernels = int_kernels_for(w);
+    const bool unpack = int_unpacks && w.kind == WeightKind::q4 && row_end - row_begin >= few_rows;
+    const IntKernel* kernels = int_kernels_for(unpack ? IntWeights::q4_bytes : int_weights(w));
     alignas(64) float sums[int_rows * panel_outputs];
     for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
         const std::byte* at = w.data + panel * w.panel_nbytes;
+        const PanelLayout layout = unpack ? unpack_nibbles(w, at, unpacked) : w;
+        if (unpack) at = unpacked;
         for (int64_t row = row_begin; row < row_end;) {
             // Rows of one block of the activations.
             const int64_t block_end = row - row % quant_block_rows + quant_block_rows;
             const int64_t rows = even_block((block_end < row_end ? block_end : row_end) - row, int_rows);
-            kernels[rows - 1](w, at, rows_from(*call.x_int8, row), sums);
+            prefetch_outputs(call, part, panel, row, rows);
+            kernels[rows - 1](layout, at, rows_from(*call.x_int8, row), sums);
             finish(call, part, panel, row, rows, sums, panel_outputs);
             row += rows;
         }
@@ -141,6 +172,7 @@ void amx_item(const Call& call, const Part& part, int64_t panel_begin, int64_t p
         const int64_t second = panel + 1 < panel_end ? panel + 1 : panel;
         const AmxItem item{&w, {w.data + panel * w.panel_nbytes, w.data + second * w.panel_nbytes}, call.x_int8, row_begin,
                            row_end - row_begin};
+        for (int64_t p = panel; p <= second; ++p) prefetch_outputs(call, part, p, row_begin, row_end - row_begin);
         amx_linear(item, scratch);
         for (int64_t p = panel; p <= second; ++p) {
             finish(call, part, p, row_begin, row_end - row_begin, scratch.sums[0][p - panel], 2 * panel_outputs);
@@ -205,10 +237,21 @@ int64_t panels_of_item(const PanelLayout& w, int64_t rows, bool int8) {
     return 2;
 }
 
+std::size_t thread_scratch_nbytes(const Matrix* const* parts, int part_count) {
+    int64_t unpacked = 0;
+    for (int p = 0; p < part_count; ++p) {
+        const PanelLayout& w = parts[p]->layout();
+        if (w.kind == WeightKind::q4 && unpacked_nbytes(w) > unpacked) unpacked = unpacked_nbytes(w);
+    }
+    return sizeof(ThreadScratch) + static_cast<std::size_t>((unpacked + 63) / 64 * 64);
+}
+
 void linear(const Matrix* const* parts, int part_count, const Rows& x, const Quantised* x_int8, const Rows& y,
             const float* bias, const Rows* residual, std::byte* scratch_bytes) {
     const Call call{&x, x_int8, &y, bias, residual};
-    auto& scratch = reinterpret_cast<ThreadScratch*>(scratch_bytes)[omp_get_thread_num()];
+    scratch_bytes += thread_scratch_nbytes(parts, part_count) * static_cast<std::size_t>(omp_get_thread_num());
+    auto& scratch = *reinterpret_cast<ThreadScratch*>(scratch_bytes);
+    std::byte* unpacked = scratch_bytes + sizeof(ThreadScratch);
     const auto part_at = [&](int index, int64_t first_output) {
         const PanelLayout& w = parts[index]->layout();
         const bool int8 = x_int8 && parts[index]->quantised();
@@ -243,7 +286,7 @@ void linear(const Matrix* const* parts, int part_count, const Rows& x, const Qua
             amx_item(call, part, panel, panel_end, row, row_end, scratch.amx);
 #endif
         } else {
-            int_item(call, part, panel, panel_end, row, row_end);
+            int_item(call, part, panel, panel_end, row, row_end, unpacked);
         }
     }
 #if LEGATO_ISA_AMX
@@ -251,8 +294,8 @@ void linear(const Matrix* const* parts, int part_count, const Rows& x, const Qua
 #endif
 }
 
-std::size_t linear_scratch_nbytes(const Matrix* const*, int, int threads, bool) {
-    return sizeof(ThreadScratch) * static_cast<std::size_t>(threads);
+std::size_t linear_scratch_nbytes(const Matrix* const* parts, int part_count, int threads, bool) {
+    return thread_scratch_nbytes(parts, part_count) * static_cast<std::size_t>(threads);
 }
 
 }  // namespace

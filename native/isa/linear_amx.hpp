@@ -115,27 +115,39 @@ LEGATO_INLINE void amx_product(const AmxStep& step) {
     tile_store<sums>(step.dots + I * 256, 64);
 }
 
+// Where a step adds its dots.
+struct AmxTarget {
+    const std::int32_t* dots;
+    QuantisedRows x;      // from the block of rows on
+    float* sums;          // [16, 2, 16]
+    int group;            // first of the step, within the block of k
+    std::int64_t first;   // of the block of k
+    bool fresh;           // sums start at zero
+};
+
 // Adds a step's dots to the sums, issuing the next step's products on the way.
 template <bool Unsigned, bool Halves, bool Minimum, int N>
-LEGATO_INLINE void amx_add(const AmxItem& item, AmxScratch& scratch, const std::int32_t* dots, std::int64_t row, int group,
-                           std::int64_t first_group, bool fresh, const AmxStep* next) {
-    const QuantisedRows x = rows_from(*item.x, item.row + row);
+LEGATO_INLINE void amx_add(const AmxTarget& to, const AmxScratch& scratch, const AmxStep* next) {
     unroll<2>([&](auto half) {
-        float* sums = scratch.sums[row + 8 * half][0];
+        float* sums = to.sums + half * 8 * 2 * panel_outputs;
         Vec acc[16];
-        unroll<16>([&](auto i) { acc[i] = fresh ? zero() : load(sums + i * 16); });
+        if (to.fresh) {
+            unroll<16>([&](auto i) { acc[i] = zero(); });
+        } else {
+            unroll<16>([&](auto i) { acc[i] = load(sums + i * 16); });
+        }
         unroll<N>([&](auto g) {
             if (next) amx_product<Unsigned, Halves, half * N + g>(*next);
-            const auto& factors = scratch.factors[group + g];
+            const auto& factors = scratch.factors[to.group + g];
             const Vec scale[2] = {load(factors[0][0]), load(factors[0][1])};
             const Vec minimum[2] = {load(factors[1][0]), load(factors[1][1])};
-            const std::int64_t weight_group = first_group + group + g;
-            const float* scales = x.scales + (Halves ? weight_group / 2 : weight_group) * quant_block_rows + 8 * half;
+            const std::int64_t weight_group = to.first + to.group + g;
+            const float* scales = to.x.scales + (Halves ? weight_group / 2 : weight_group) * quant_block_rows + 8 * half;
             unroll<8>([&](auto r) {
                 const Vec scale_a = splat(scales[r]);
-                const Vec sum_a = Minimum ? splat(scaled_sum<Halves>(x, 8 * half + r, weight_group)) : zero();
+                const Vec sum_a = Minimum ? splat(scaled_sum<Halves>(to.x, 8 * half + r, weight_group)) : zero();
                 unroll<2>([&](auto p) {
-                    const __m512i dot = _mm512_load_si512(dots + (g * 2 + p) * 256 + (8 * half + r) * 16);
+                    const __m512i dot = _mm512_load_si512(to.dots + (g * 2 + p) * 256 + (8 * half + r) * 16);
                     Vec& sum = acc[r * 2 + p];
                     sum = fma(mul(scale[p], to_float(dot)), scale_a, sum);
                     if constexpr (Minimum) sum = fma(minimum[p], sum_a, sum);
@@ -146,41 +158,58 @@ LEGATO_INLINE void amx_add(const AmxItem& item, AmxScratch& scratch, const std::
     });
 }
 
+inline void unpack_block(const AmxItem& item, AmxScratch& scratch, std::int64_t first, int count) {
+    const PanelLayout& w = *item.w;
+    const std::int64_t codes = code_nbytes(w), factors = factor_nbytes(w);
+    for (int p = 0; p < 2; ++p) {
+        const std::byte* at = item.panels[p] + first * w.group_nbytes;
+        for (int g = 0; g < count; ++g, at += w.group_nbytes) {
+            unpack_codes(w, at, first + g, scratch.codes[g][p]);
+            load_factors(at + codes, w.half_scales, scratch.factors[g][0][p]);
+            if (w.has_minimum) load_factors(at + codes + factors, w.half_scales, scratch.factors[g][1][p]);
+        }
+    }
+}
+
 template <bool Unsigned, bool Halves, bool Minimum, int N>
 [[gnu::flatten]] void amx_item(const AmxItem& item, AmxScratch& scratch) {
-    const PanelLayout& w = *item.w;
-    const std::int64_t groups = w.cols / w.group, codes = code_nbytes(w), factors = factor_nbytes(w);
+    const std::int64_t groups = item.w->cols / item.w->group;
     const std::int64_t blocks = (groups + amx_groups - 1) / amx_groups;
     const std::int64_t block_groups = (groups / N + blocks - 1) / blocks * N;
     for (std::int64_t first = 0; first < groups; first += block_groups) {
         const int count = static_cast<int>(first + block_groups < groups ? block_groups : groups - first);
-        for (int p = 0; p < 2; ++p) {
-            const std::byte* at = item.panels[p] + first * w.group_nbytes;
-            for (int g = 0; g < count; ++g, at += w.group_nbytes) {
-                unpack_codes(w, at, first + g, scratch.codes[g][p]);
-                load_factors(at + codes, w.half_scales, scratch.factors[g][0][p]);
-                if (w.has_minimum) load_factors(at + codes + factors, w.half_scales, scratch.factors[g][1][p]);
-            }
-        }
-        const int batches = count / N;
-        const int steps = static_cast<int>((item.row_count + 15) / 16) * batches;
-        const auto step_at = [&](int s) {
-            const int group = s % batches * N;
+        unpack_block(item, scratch, first, count);
+        QuantisedRows x = rows_from(*item.x, item.row);
+        const auto step_at = [&](int group, int parity) {
             const std::int64_t activation_group = Halves ? (first + group) / 2 : first + group;
-            const QuantisedRows x = rows_from(*item.x, item.row + s / batches * 16);
             return AmxStep{x.codes + activation_group * quant_block_rows * quant_group, scratch.codes[group][0],
-                           scratch.dots[s % 2][0][0], static_cast<int>((first + group) % 2)};
+                           scratch.dots[parity][0][0], static_cast<int>((first + group) % 2)};
         };
-        AmxStep step = step_at(0);
+        const std::int64_t block_stride = x.groups * quant_block_rows;  // from one block of rows to the next
+        AmxTarget to{scratch.dots[0][0][0], x, scratch.sums[0][0], 0, first, first == 0};
+        AmxStep step = step_at(0, 0);
         order_memory();
         unroll<2 * N>([&](auto i) { amx_product<Unsigned, Halves, i>(step); });
-        for (int s = 0; s < steps; ++s) {
-            const bool fresh = first == 0 && s % batches == 0;
-            const std::int32_t* dots = step.dots;
-            if (s + 1 < steps) step = step_at(s + 1);
+        int parity = 0;
+        for (std::int64_t row = 0; row < item.row_count;) {
+            // The step after this one: the next batch of groups, or the next block of rows.
+            int group = to.group + N;
+            const bool new_row = group == count;
+            if (new_row) {
+                group = 0;
+                row += 16;
+                x.codes += block_stride * quant_group;
+                x.scales += block_stride;
+                x.scaled_sums += block_stride;
+                x.minus_halves += 2 * block_stride;
+            }
+            parity ^= 1;
+            const bool more = row < item.row_count;
+            if (more) step = step_at(group, parity);
             order_memory();
-            amx_add<Unsigned, Halves, Minimum, N>(item, scratch, dots, s / batches * 16, s % batches * N, first, fresh,
-                                                  s + 1 < steps ? &step : nullptr);
+            amx_add<Unsigned, Halves, Minimum, N>(to, scratch, more ? &step : nullptr);
+            to = {scratch.dots[parity][0][0], x, to.sums + (new_row ? 16 * 2 * panel_outputs : 0), group, first,
+                  first == 0 && group == 0};
         }
     }
 }

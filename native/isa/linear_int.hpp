@@ -18,11 +18,31 @@ namespace legato::LEGATO_ISA {
 // sums: [rows, 16], written. All rows are of one block of `x`.
 using IntKernel = void (*)(const PanelLayout& w, const std::byte* panel, const QuantisedRows& x, float* sums);
 
-enum class IntWeights { q4, q8_group32, q8_group16 };
+enum class IntWeights { q4, q4_bytes, q8_group32, q8_group16 };
 
 LEGATO_INLINE IntWeights int_weights(const PanelLayout& w) {
     if (w.kind == WeightKind::q4) return IntWeights::q4;
     return w.group == 32 ? IntWeights::q8_group32 : IntWeights::q8_group16;
+}
+
+// For many rows a panel of nibbles is first unpacked to bytes, as IntWeights::q4_bytes: the 8-bit format, scales in fp32.
+LEGATO_INLINE std::int64_t unpacked_nbytes(const PanelLayout& w) { return w.cols / 32 * (512 + 2 * 64); }
+
+inline PanelLayout unpack_nibbles(const PanelLayout& w, const std::byte* panel, std::byte* out) {
+    PanelLayout unpacked = w;
+    unpacked.kind = WeightKind::q8;
+    unpacked.half_scales = false;
+    unpacked.group_nbytes = 512 + 64 * (w.has_minimum ? 2 : 1);
+    const std::int64_t codes = code_nbytes(w), factors = factor_nbytes(w);
+    for (std::int64_t g = 0; g < w.cols / 32; ++g, panel += w.group_nbytes, out += unpacked.group_nbytes) {
+        for (int j = 0; j < 256; ++j) {
+            out[j] = panel[j] & std::byte{15};
+            out[j + 256] = panel[j] >> 4;
+        }
+        load_factors(panel + codes, w.half_scales, reinterpret_cast<float*>(out + 512));
+        if (w.has_minimum) load_factors(panel + codes + factors, w.half_scales, reinterpret_cast<float*>(out + 576));
+    }
+    return unpacked;
 }
 
 // scale_a * sum of a of row `r` over weight group `g`: half of an activation group if the weight's groups are of 16.

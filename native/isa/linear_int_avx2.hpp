@@ -7,7 +7,7 @@
 
 namespace legato::LEGATO_ISA {
 
-constexpr int int_rows = 4;  // 4 sums of 16 bits and 4 fp32 sums, for one half of the panel
+constexpr int int_rows = 6;  // 6 sums of 16 bits and 6 fp32 sums, for one half of the panel
 
 LEGATO_INLINE __m256i splat_dword(const void* p) {
     std::int32_t dword;
@@ -28,6 +28,7 @@ LEGATO_INLINE void int_half(const PanelLayout& w, const std::byte* panel, const 
                             float* sums) {
     constexpr bool halves = W == IntWeights::q8_group16;
     constexpr bool nibbles = W == IntWeights::q4;
+    constexpr bool small = nibbles || W == IntWeights::q4_bytes;  // codes below 16: one sum of 16 bits holds a group
     constexpr int group = halves ? 16 : 32;
     constexpr int vectors = group / (nibbles ? 8 : 4);
     constexpr int codes = vectors * 64;
@@ -41,7 +42,7 @@ LEGATO_INLINE void int_half(const PanelLayout& w, const std::byte* panel, const 
     unroll<N>([&](auto i) { acc[i] = zero(); });
     for (std::int64_t g = 0; g < groups; ++g, at += w.group_nbytes) {
         const std::int8_t* activations = a + (halves ? g % 2 * 16 : 0);
-        __m256i low[N], high[nibbles ? 1 : N];
+        __m256i low[N], high[small ? 1 : N];
         unroll<vectors>([&](auto v) {
             constexpr bool start = v == 0;
             __m256i packed[H];
@@ -52,11 +53,14 @@ LEGATO_INLINE void int_half(const PanelLayout& w, const std::byte* panel, const 
             const auto products = [&](__m256i codes_of_quad, __m256i activations, __m256i& sum, bool first) {
                 const __m256i p = _mm256_maddubs_epi16(codes_of_quad, activations);
                 sum = first ? p : _mm256_add_epi16(sum, p);
+                asm("" : "+x"(sum));  // GCC would turn the chain of sums into a tree, whose leaves do not fit in registers
             };
             unroll<R>([&](auto r) {
                 const __m256i quad = splat_dword(activations + r * quant_group + v * 4);
-                unroll<H>([&](auto h) { products(low_nibbles(packed[h]), quad, low[r * H + h], start); });
-                if constexpr (!nibbles) {
+                unroll<H>([&](auto h) {
+                    products(W == IntWeights::q4_bytes ? packed[h] : low_nibbles(packed[h]), quad, low[r * H + h], start);
+                });
+                if constexpr (!small) {
                     unroll<H>([&](auto h) { products(high_nibbles(packed[h]), quad, high[r * H + h], start); });
                 }
             });
@@ -73,7 +77,7 @@ LEGATO_INLINE void int_half(const PanelLayout& w, const std::byte* panel, const 
             unroll<R>([&](auto r) {
                 constexpr int i = r * H + h;
                 __m256i dot = _mm256_madd_epi16(low[i], _mm256_set1_epi16(1));
-                if constexpr (!nibbles) dot = _mm256_add_epi32(dot, _mm256_madd_epi16(high[i], _mm256_set1_epi16(16)));
+                if constexpr (!small) dot = _mm256_add_epi32(dot, _mm256_madd_epi16(high[i], _mm256_set1_epi16(16)));
                 if (w.zero != 0) {
                     const int pair = !halves ? w.zero * 0x10001 : g % 2 ? w.zero << 16 : w.zero;
                     const __m256i sum_a = splat_dword(minus + 2 * r);

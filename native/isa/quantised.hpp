@@ -1,7 +1,7 @@
 // int8 activations as the linear kernels read them. Per row and group of 32 along k: scale = max|x| / 127 and
 // q = round-to-nearest-even(x * (127 / max|x|)); the value is scale * q. Beside them what the weights' zeros and minima need.
 //
-// Rows lie in blocks of 16 (one smaller block if there are fewer): [block, group, row of block, 32 codes]. So the rows of a
+// Rows lie in blocks (one smaller block if there are fewer): [block, group, row of block, 32 codes]. So the rows of a
 // micro-kernel are constant offsets from one pointer, and an AMX tile of activations is 512 contiguous bytes.
 #pragma once
 
@@ -14,7 +14,11 @@
 namespace legato::LEGATO_ISA {
 
 constexpr std::int64_t quant_group = 32;
-constexpr std::int64_t quant_block_rows = 16;
+#if LEGATO_ISA_AMX
+constexpr std::int64_t quant_block_rows = 16;  // of a tile
+#else
+constexpr std::int64_t quant_block_rows = 12;  // a multiple of every micro-kernel's most rows
+#endif
 
 // From some row of some block on; `stride` rows are between two groups of a row.
 struct QuantisedRows {
