@@ -36,6 +36,7 @@ constexpr bool int_unpacks = false;
 #endif
 constexpr int64_t few_rows = 16;         // below, items are chunks of weight, read once: decode
 constexpr int64_t item_nbytes = 12 << 10;  // of weight, for few rows
+constexpr int64_t unpacked_most = 512 << 10;  // of an item's unpacked weights, which stay in L2
 
 struct ThreadScratch {
     alignas(64) float expanded[f32_panels * f32_block * panel_outputs];
@@ -48,9 +49,8 @@ struct ThreadScratch {
 
 #if LEGATO_ISA_AMX
 constexpr int64_t amx_least_rows = 16;
-LEGATO_INLINE bool use_amx(int64_t rows) { return rows >= amx_least_rows; }
-#else
-LEGATO_INLINE bool use_amx(int64_t) { return false; }
+// The rarer formats (both a zero and minima, or neither; groups of 16 with minima) are left to VNNI.
+LEGATO_INLINE bool use_amx(const PanelLayout& w, int64_t rows) { return rows >= amx_least_rows && amx_kernel_for(w); }
 #endif
 
 template <IntWeights W, int... I>
@@ -89,11 +89,18 @@ struct Call {
     const Rows* residual;
 };
 
+// How a part is cut into items. For few rows: chunks of weight that are read once. For many: a rectangle of panels, unpacked
+// once into L2, and rows, such that the pieces of y are a few cache lines wide and there are enough items for the threads.
+struct Item {
+    int64_t panels, rows;
+};
+
 // One part and where its outputs go.
 struct Part {
     const PanelLayout* w;
     int64_t first_output;
-    int64_t panel_chunk, panel_chunks, items;
+    Item item;
+    int64_t panel_chunks, items;
     bool int8;
 };
 
@@ -147,36 +154,62 @@ void int_item(const Call& call, const Part& part, int64_t panel_begin, int64_t p
     const PanelLayout& w = *part.w;
     const bool unpack = int_unpacks && w.kind == WeightKind::q4 && row_end - row_begin >= few_rows;
     const IntKernel* kernels = int_kernels_for(unpack ? IntWeights::q4_bytes : int_weights(w));
-    alignas(64) float sums[int_rows * panel_outputs];
-    for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
-        const std::byte* at = w.data + panel * w.panel_nbytes;
-        const PanelLayout layout = unpack ? unpack_nibbles(w, at, unpacked) : w;
-        if (unpack) at = unpacked;
-        for (int64_t row = row_begin; row < row_end;) {
-            // Rows of one block of the activations.
-            const int64_t block_end = row - row % quant_block_rows + quant_block_rows;
-            const int64_t rows = even_block((block_end < row_end ? block_end : row_end) - row, int_rows);
-            prefetch_outputs(call, part, panel, row, rows);
-            kernels[rows - 1](layout, at, rows_from(*call.x_int8, row), sums);
-            finish(call, part, panel, row, rows, sums, panel_outputs);
-            row += rows;
+    PanelLayout layout = w;
+    const std::byte* panels = w.data + panel_begin * w.panel_nbytes;
+    if (unpack) {
+        const int64_t count = panel_end - panel_begin;
+        for (int64_t p = 0; p < count; ++p) {
+            layout = unpack_nibbles(w, panels + p * w.panel_nbytes, unpacked + p * unpacked_nbytes(w));
         }
+        layout.panel_nbytes = unpacked_nbytes(w);
+        panels = unpacked;
+    }
+    const int64_t block = block_rows(call.x_int8->rows);
+    alignas(64) float sums[int_rows * panel_outputs];
+    for (int64_t row = row_begin; row < row_end;) {
+        // Rows of one block of the activations.
+        const int64_t block_end = row - row % block + block;
+        const int64_t rows = even_block((block_end < row_end ? block_end : row_end) - row, int_rows);
+        const QuantisedRows x = rows_from(*call.x_int8, row);
+        for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
+            if (rows > 1) prefetch_outputs(call, part, panel, row, rows);
+            kernels[rows - 1](layout, panels + (panel - panel_begin) * layout.panel_nbytes, x, sums);
+            finish(call, part, panel, row, rows, sums, panel_outputs);
+        }
+        row += rows;
     }
 }
 
 #if LEGATO_ISA_AMX
 void amx_item(const Call& call, const Part& part, int64_t panel_begin, int64_t panel_end, int64_t row_begin, int64_t row_end,
-              AmxScratch& scratch) {
+              AmxScratch& scratch, std::byte* unpacked) {
     const PanelLayout& w = *part.w;
-    for (int64_t panel = panel_begin; panel < panel_end; panel += 2) {
-        const int64_t second = panel + 1 < panel_end ? panel + 1 : panel;
-        const AmxItem item{&w, {w.data + panel * w.panel_nbytes, w.data + second * w.panel_nbytes}, call.x_int8, row_begin,
-                           row_end - row_begin};
-        for (int64_t p = panel; p <= second; ++p) prefetch_outputs(call, part, p, row_begin, row_end - row_begin);
-        amx_linear(item, scratch);
-        for (int64_t p = panel; p <= second; ++p) {
-            finish(call, part, p, row_begin, row_end - row_begin, scratch.sums[0][p - panel], 2 * panel_outputs);
+    const int64_t groups = w.cols / w.group, pairs = (panel_end - panel_begin + 1) / 2;
+    auto* weights = reinterpret_cast<AmxGroup*>(unpacked);
+    for (int64_t pair = 0; pair < pairs; ++pair) {
+        const int64_t first = panel_begin + 2 * pair, second = first + 1 < panel_end ? first + 1 : first;
+        unpack_pair(w, w.data + first * w.panel_nbytes, w.data + second * w.panel_nbytes, weights + pair * groups);
+    }
+    const AmxKernel kernel = amx_kernel_for(w);
+    int parity = 0;
+    AmxBlock block{weights, rows_from(*call.x_int8, row_begin)};
+    for (int64_t row = row_begin, pair = 0; row < row_end;) {
+        const bool new_row = pair + 1 == pairs;
+        const int64_t next_row = new_row ? row + 16 : row, next_pair = new_row ? 0 : pair + 1;
+        AmxBlock next = block;
+        next.weights = weights + next_pair * groups;
+        if (new_row && next_row < row_end) next.x = rows_from(*call.x_int8, next_row);
+        const int64_t rows = row_end - row < 16 ? row_end - row : 16;
+        for (int64_t p = panel_begin + 2 * pair; p < panel_end && p < panel_begin + 2 * pair + 2; ++p) {
+            prefetch_outputs(call, part, p, row, rows);
         }
+        kernel(block, groups, next_row < row_end ? &next : nullptr, row == row_begin && pair == 0, parity, scratch);
+        for (int64_t p = 0; p < 2 && panel_begin + 2 * pair + p < panel_end; ++p) {
+            finish(call, part, panel_begin + 2 * pair + p, row, rows, scratch.sums[0][p], 2 * panel_outputs);
+        }
+        row = next_row;
+        pair = next_pair;
+        block = next;
     }
 }
 #endif
@@ -220,28 +253,23 @@ void f32_item(const Call& call, const Part& part, int64_t panel_begin, int64_t p
     }
 }
 
-int64_t rows_of_item(int64_t rows, bool int8) {
-#if LEGATO_ISA_AMX
-    if (int8 && use_amx(rows)) return (even_block(rows, amx_row_chunk) + 15) / 16 * 16;
-#endif
-    (void)int8;
-    return rows < few_rows ? rows : row_chunk;
-}
-
-int64_t panels_of_item(const PanelLayout& w, int64_t rows, bool int8) {
-    if (rows < few_rows) {
-        const int64_t panels = item_nbytes / w.panel_nbytes;
-        return panels < 2 ? 2 : panels;
-    }
-    (void)int8;
-    return 2;
+Item item_of(const PanelLayout& w, int64_t rows, bool int8) {
+    if (rows < few_rows) return {w.panel_nbytes < item_nbytes / 2 ? item_nbytes / w.panel_nbytes : 2, rows};
+    if (!int8) return {2, row_chunk};
+    const int64_t fit = unpacked_most / unpacked_nbytes(w);  // panels
+    const int64_t wide = w.panels >= 64 ? 8 : 4;
+    const int64_t panels = wide <= fit ? wide : fit < 2 ? 2 : fit / 2 * 2;
+    const int64_t block = block_rows(rows), blocks = (rows + block - 1) / block;
+    return {panels, even_block(blocks, 2 * row_chunk / block) * block};
 }
 
 std::size_t thread_scratch_nbytes(const Matrix* const* parts, int part_count) {
     int64_t unpacked = 0;
     for (int p = 0; p < part_count; ++p) {
+        if (!parts[p]->quantised()) continue;
         const PanelLayout& w = parts[p]->layout();
-        if (w.kind == WeightKind::q4 && unpacked_nbytes(w) > unpacked) unpacked = unpacked_nbytes(w);
+        const int64_t panels = item_of(w, std::int64_t{1} << 20, true).panels;
+        if (panels * unpacked_nbytes(w) > unpacked) unpacked = panels * unpacked_nbytes(w);
     }
     return sizeof(ThreadScratch) + static_cast<std::size_t>((unpacked + 63) / 64 * 64);
 }
@@ -255,42 +283,40 @@ void linear(const Matrix* const* parts, int part_count, const Rows& x, const Qua
     const auto part_at = [&](int index, int64_t first_output) {
         const PanelLayout& w = parts[index]->layout();
         const bool int8 = x_int8 && parts[index]->quantised();
-        const int64_t chunk = panels_of_item(w, x.rows, int8), chunks = (w.panels + chunk - 1) / chunk;
-        const int64_t rows = rows_of_item(x.rows, int8);
-        return Part{&w, first_output, chunk, chunks, chunks * ((x.rows + rows - 1) / rows), int8};
+        const Item item = item_of(w, x.rows, int8);
+        const int64_t chunks = (w.panels + item.panels - 1) / item.panels;
+        return Part{&w, first_output, item, chunks, chunks * ((x.rows + item.rows - 1) / item.rows), int8};
     };
     int64_t items = 0;
     for (int p = 0; p < part_count; ++p) items += part_at(p, 0).items;
 #if LEGATO_ISA_AMX
-    if (x_int8 && use_amx(x.rows)) configure_tiles();
+    if (x_int8 && x.rows >= amx_least_rows) configure_tiles();
 #endif
 #pragma omp for schedule(dynamic, 1)
     for (int64_t i = 0; i < items; ++i) {
         int index = 0;
-        int64_t item = i;
+        int64_t left = i;
         Part part = part_at(0, 0);
-        while (item >= part.items) {
-            item -= part.items;
+        while (left >= part.items) {
+            left -= part.items;
             const int64_t first_output = part.first_output + part.w->rows;
             part = part_at(++index, first_output);
         }
-        const int64_t panel = item % part.panel_chunks * part.panel_chunk;
-        const int64_t panel_end = panel + part.panel_chunk < part.w->panels ? panel + part.panel_chunk : part.w->panels;
-        const int64_t rows = rows_of_item(x.rows, part.int8);
-        const int64_t row = item / part.panel_chunks * rows;
-        const int64_t row_end = row + rows < x.rows ? row + rows : x.rows;
+        const int64_t panel = left % part.panel_chunks * part.item.panels, row = left / part.panel_chunks * part.item.rows;
+        const int64_t panel_end = panel + part.item.panels < part.w->panels ? panel + part.item.panels : part.w->panels;
+        const int64_t row_end = row + part.item.rows < x.rows ? row + part.item.rows : x.rows;
         if (!part.int8) {
             f32_item(call, part, panel, panel_end, row, row_end, scratch);
 #if LEGATO_ISA_AMX
-        } else if (use_amx(x.rows)) {
-            amx_item(call, part, panel, panel_end, row, row_end, scratch.amx);
+        } else if (use_amx(*part.w, x.rows)) {
+            amx_item(call, part, panel, panel_end, row, row_end, scratch.amx, unpacked);
 #endif
         } else {
             int_item(call, part, panel, panel_end, row, row_end, unpacked);
         }
     }
 #if LEGATO_ISA_AMX
-    if (x_int8 && use_amx(x.rows)) _tile_release();
+    if (x_int8 && x.rows >= amx_least_rows) _tile_release();
 #endif
 }
 

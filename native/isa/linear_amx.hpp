@@ -1,25 +1,27 @@
 // The integer kernel's arithmetic (see linear_int.hpp) on AMX tiles, for blocks of 16 rows and pairs of panels.
 //
-// Loop order: block of k, block of 16 rows, batch of N groups, group, row. A tile product gives the exact int32 dots of 16
-// rows by 16 outputs over one group; they go through memory that stays in L1, and vector code adds them to the fp32 sums
-// with the same three roundings in the same ascending order of groups as the other kernels: rows keep their bits. Weights
-// are unpacked to signed bytes once for all rows. The tile products of a step are issued between the vector code of the
-// step before, one for every 8 rows by 2 panels by 1 group, so that both units are busy.
+// Loop order: block of 16 rows, pair of panels, batch of N groups, group, row. A tile product gives the exact int32 dots of
+// 16 rows by 16 outputs over one group; they go through memory that stays in L1, and vector code adds them to the fp32 sums
+// with the same three roundings in the same ascending order of groups as the other kernels: rows keep their bits. Panels are
+// unpacked to bytes once for all rows of an item and then come from L2. The tile products of a step are issued between the
+// vector code of the step before, one for every 8 rows by 2 panels by 1 group, so that both units are busy.
 #pragma once
 
 #include "linear_int_avx512.hpp"
 
 namespace legato::LEGATO_ISA {
 
-constexpr int amx_groups = 24;     // of a block of k: 24 KiB of unpacked codes for two panels
-constexpr int amx_batch_max = 4;   // groups of one step
-constexpr int amx_row_chunk = 256;  // rows a panel pair is unpacked for
+constexpr int amx_batch_max = 4;  // groups of one step
+
+// Two panels, unpacked: one group of k.
+struct alignas(64) AmxGroup {
+    std::int8_t codes[2][512];
+    float factors[2][2][16];  // [scale, minimum][panel]
+};
 
 struct alignas(64) AmxScratch {
-    std::int8_t codes[amx_groups][2][512];
-    float factors[amx_groups][2][2][16];  // [group][scale, minimum][panel]
     std::int32_t dots[2][amx_batch_max][2][256];
-    float sums[amx_row_chunk][2][16];
+    float sums[16][2][16];
 };
 
 struct alignas(64) TileConfig {
@@ -33,13 +35,6 @@ inline void configure_tiles() {
     const TileConfig config;
     _tile_loadconfig(&config);
 }
-
-struct AmxItem {
-    const PanelLayout* w;
-    const std::byte* panels[2];
-    const Quantised* x;
-    std::int64_t row, row_count;  // row is a multiple of 16, row_count <= amx_row_chunk; rows up to the next multiple of 16 are computed too
-};
 
 // Signed (or, if zero is 0, unsigned) bytes of one group of one panel in the order of a B tile; a group of 16 is padded with
 // zero codes on the side of the other half.
@@ -96,7 +91,7 @@ LEGATO_INLINE void tile_zero() {
 // One step: N groups of k for 16 rows and 2 panels.
 struct AmxStep {
     const std::int8_t* activations;  // of the first row and group
-    const std::int8_t* weights;      // of the first group
+    const AmxGroup* weights;         // first group
     std::int32_t* dots;
     int first_half;  // of the first group, if groups are of 16
 };
@@ -109,45 +104,61 @@ LEGATO_INLINE void amx_product(const AmxStep& step) {
         const int activation_group = Halves ? (step.first_half + group) / 2 : group;
         tile_load<activations>(step.activations + activation_group * quant_block_rows * quant_group, quant_group);
     }
-    tile_load<weights>(step.weights + I * 512, 64);
+    tile_load<weights>(step.weights[group].codes[panel], 64);
     tile_zero<sums>();
     tile_product<Unsigned, sums, activations, weights>();
     tile_store<sums>(step.dots + I * 256, 64);
 }
 
-// Where a step adds its dots.
-struct AmxTarget {
-    const std::int32_t* dots;
-    QuantisedRows x;      // from the block of rows on
-    float* sums;          // [16, 2, 16]
-    int group;            // first of the step, within the block of k
-    std::int64_t first;   // of the block of k
-    bool fresh;           // sums start at zero
+inline void unpack_pair(const PanelLayout& w, const std::byte* first, const std::byte* second, AmxGroup* out) {
+    const std::int64_t codes = code_nbytes(w), factors = factor_nbytes(w);
+    const std::byte* panels[2] = {first, second};
+    for (std::int64_t g = 0; g < w.cols / w.group; ++g, ++out) {
+        for (int p = 0; p < 2; ++p) {
+            const std::byte* at = panels[p] + g * w.group_nbytes;
+            unpack_codes(w, at, g, out->codes[p]);
+            load_factors(at + codes, w.half_scales, out->factors[0][p]);
+            if (w.has_minimum) load_factors(at + codes + factors, w.half_scales, out->factors[1][p]);
+        }
+    }
+}
+
+// A block of 16 rows by a pair of panels.
+struct AmxBlock {
+    const AmxGroup* weights;
+    QuantisedRows x;
 };
 
-// Adds a step's dots to the sums, issuing the next step's products on the way.
+template <bool Halves>
+LEGATO_INLINE AmxStep step_at(const AmxBlock& block, std::int64_t group, std::int32_t* dots) {
+    const std::int64_t activation_group = Halves ? group / 2 : group;
+    return {block.x.codes + activation_group * quant_block_rows * quant_group, block.weights + group, dots,
+            static_cast<int>(group % 2)};
+}
+
+// Adds the dots of groups [group, group + N) to the sums, issuing the products of `next` on the way.
 template <bool Unsigned, bool Halves, bool Minimum, int N>
-LEGATO_INLINE void amx_add(const AmxTarget& to, const AmxScratch& scratch, const AmxStep* next) {
+LEGATO_INLINE void amx_add(const AmxBlock& block, std::int64_t group, const std::int32_t* dots, float* all_sums,
+                           const AmxStep* next) {
     unroll<2>([&](auto half) {
-        float* sums = to.sums + half * 8 * 2 * panel_outputs;
+        float* sums = all_sums + half * 8 * 2 * panel_outputs;
         Vec acc[16];
-        if (to.fresh) {
+        if (group == 0) {
             unroll<16>([&](auto i) { acc[i] = zero(); });
         } else {
             unroll<16>([&](auto i) { acc[i] = load(sums + i * 16); });
         }
         unroll<N>([&](auto g) {
             if (next) amx_product<Unsigned, Halves, half * N + g>(*next);
-            const auto& factors = scratch.factors[to.group + g];
+            const auto& factors = block.weights[group + g].factors;
             const Vec scale[2] = {load(factors[0][0]), load(factors[0][1])};
             const Vec minimum[2] = {load(factors[1][0]), load(factors[1][1])};
-            const std::int64_t weight_group = to.first + to.group + g;
-            const float* scales = to.x.scales + (Halves ? weight_group / 2 : weight_group) * quant_block_rows + 8 * half;
+            const float* scales = block.x.scales + (Halves ? (group + g) / 2 : group + g) * quant_block_rows + 8 * half;
             unroll<8>([&](auto r) {
                 const Vec scale_a = splat(scales[r]);
-                const Vec sum_a = Minimum ? splat(scaled_sum<Halves>(to.x, 8 * half + r, weight_group)) : zero();
+                const Vec sum_a = Minimum ? splat(scaled_sum<Halves>(block.x, 8 * half + r, group + g)) : zero();
                 unroll<2>([&](auto p) {
-                    const __m512i dot = _mm512_load_si512(to.dots + (g * 2 + p) * 256 + (8 * half + r) * 16);
+                    const __m512i dot = _mm512_load_si512(dots + (g * 2 + p) * 256 + (8 * half + r) * 16);
                     Vec& sum = acc[r * 2 + p];
                     sum = fma(mul(scale[p], to_float(dot)), scale_a, sum);
                     if constexpr (Minimum) sum = fma(minimum[p], sum_a, sum);
@@ -158,79 +169,48 @@ LEGATO_INLINE void amx_add(const AmxTarget& to, const AmxScratch& scratch, const
     });
 }
 
-inline void unpack_block(const AmxItem& item, AmxScratch& scratch, std::int64_t first, int count) {
-    const PanelLayout& w = *item.w;
-    const std::int64_t codes = code_nbytes(w), factors = factor_nbytes(w);
-    for (int p = 0; p < 2; ++p) {
-        const std::byte* at = item.panels[p] + first * w.group_nbytes;
-        for (int g = 0; g < count; ++g, at += w.group_nbytes) {
-            unpack_codes(w, at, first + g, scratch.codes[g][p]);
-            load_factors(at + codes, w.half_scales, scratch.factors[g][0][p]);
-            if (w.has_minimum) load_factors(at + codes + factors, w.half_scales, scratch.factors[g][1][p]);
-        }
-    }
-}
+// Leaves the sums of `block` in scratch.sums. Its first products must have been issued: with `start`, or by the block
+// before, which issues those of `next`. `parity` says which half of scratch.dots they are in, and is updated.
+using AmxKernel = void (*)(const AmxBlock& block, std::int64_t groups, const AmxBlock* next, bool start, int& parity,
+                           AmxScratch& scratch);
 
 template <bool Unsigned, bool Halves, bool Minimum, int N>
-[[gnu::flatten]] void amx_item(const AmxItem& item, AmxScratch& scratch) {
-    const std::int64_t groups = item.w->cols / item.w->group;
-    const std::int64_t blocks = (groups + amx_groups - 1) / amx_groups;
-    const std::int64_t block_groups = (groups / N + blocks - 1) / blocks * N;
-    for (std::int64_t first = 0; first < groups; first += block_groups) {
-        const int count = static_cast<int>(first + block_groups < groups ? block_groups : groups - first);
-        unpack_block(item, scratch, first, count);
-        QuantisedRows x = rows_from(*item.x, item.row);
-        const auto step_at = [&](int group, int parity) {
-            const std::int64_t activation_group = Halves ? (first + group) / 2 : first + group;
-            return AmxStep{x.codes + activation_group * quant_block_rows * quant_group, scratch.codes[group][0],
-                           scratch.dots[parity][0][0], static_cast<int>((first + group) % 2)};
-        };
-        const std::int64_t block_stride = x.groups * quant_block_rows;  // from one block of rows to the next
-        AmxTarget to{scratch.dots[0][0][0], x, scratch.sums[0][0], 0, first, first == 0};
-        AmxStep step = step_at(0, 0);
-        order_memory();
-        unroll<2 * N>([&](auto i) { amx_product<Unsigned, Halves, i>(step); });
-        int parity = 0;
-        for (std::int64_t row = 0; row < item.row_count;) {
-            // The step after this one: the next batch of groups, or the next block of rows.
-            int group = to.group + N;
-            const bool new_row = group == count;
-            if (new_row) {
-                group = 0;
-                row += 16;
-                x.codes += block_stride * quant_group;
-                x.scales += block_stride;
-                x.scaled_sums += block_stride;
-                x.minus_halves += 2 * block_stride;
-            }
-            parity ^= 1;
-            const bool more = row < item.row_count;
-            if (more) step = step_at(group, parity);
-            order_memory();
-            amx_add<Unsigned, Halves, Minimum, N>(to, scratch, more ? &step : nullptr);
-            to = {scratch.dots[parity][0][0], x, to.sums + (new_row ? 16 * 2 * panel_outputs : 0), group, first,
-                  first == 0 && group == 0};
-        }
+[[gnu::flatten]] void amx_kernel(const AmxBlock& block, std::int64_t groups, const AmxBlock* next_block, bool start,
+                                 int& parity, AmxScratch& scratch) {
+    order_memory();
+    if (start) {
+        const AmxStep first = step_at<Halves>(block, 0, scratch.dots[parity][0][0]);
+        unroll<2 * N>([&](auto i) { amx_product<Unsigned, Halves, i>(first); });
     }
+    for (std::int64_t group = 0; group < groups; group += N) {
+        const std::int32_t* dots = scratch.dots[parity][0][0];
+        parity ^= 1;
+        std::int32_t* next_dots = scratch.dots[parity][0][0];
+        AmxStep next{};
+        const bool last = group + N == groups;
+        if (!last) {
+            next = step_at<Halves>(block, group + N, next_dots);
+        } else if (next_block) {
+            next = step_at<Halves>(*next_block, 0, next_dots);
+        }
+        order_memory();
+        amx_add<Unsigned, Halves, Minimum, N>(block, group, dots, scratch.sums[0][0], !last || next_block ? &next : nullptr);
+    }
+    order_memory();
 }
 
 template <bool Unsigned, bool Halves, bool Minimum>
-void amx_batches(const AmxItem& item, AmxScratch& scratch) {
-    const std::int64_t groups = item.w->cols / item.w->group;
-    if (groups % 4 == 0) return amx_item<Unsigned, Halves, Minimum, 4>(item, scratch);
-    if (groups % 3 == 0) return amx_item<Unsigned, Halves, Minimum, 3>(item, scratch);
-    return amx_item<Unsigned, Halves, Minimum, 1>(item, scratch);
+AmxKernel amx_kernel_of_batch(std::int64_t groups) {
+    if (groups % 4 == 0) return amx_kernel<Unsigned, Halves, Minimum, 4>;
+    if (groups % 3 == 0) return amx_kernel<Unsigned, Halves, Minimum, 3>;
+    return amx_kernel<Unsigned, Halves, Minimum, 1>;
 }
 
-// Leaves the sums of the item's rows and panels in scratch.sums.
-inline void amx_linear(const AmxItem& item, AmxScratch& scratch) {
-    const bool is_unsigned = item.w->zero == 0, minimum = item.w->has_minimum;
-    if (item.w->group == 16) {
-        if (is_unsigned) return minimum ? amx_batches<true, true, true>(item, scratch) : amx_batches<true, true, false>(item, scratch);
-        return minimum ? amx_batches<false, true, true>(item, scratch) : amx_batches<false, true, false>(item, scratch);
-    }
-    if (is_unsigned) return minimum ? amx_batches<true, false, true>(item, scratch) : amx_batches<true, false, false>(item, scratch);
-    return minimum ? amx_batches<false, false, true>(item, scratch) : amx_batches<false, false, false>(item, scratch);
+inline AmxKernel amx_kernel_for(const PanelLayout& w) {
+    const std::int64_t groups = w.cols / w.group;
+    if (w.group == 16) return w.has_minimum ? nullptr : amx_kernel_of_batch<false, true, false>(groups);
+    if (w.zero == 0) return w.has_minimum ? amx_kernel_of_batch<true, false, true>(groups) : nullptr;
+    return w.has_minimum ? nullptr : amx_kernel_of_batch<false, false, false>(groups);
 }
 
 }  // namespace legato::LEGATO_ISA

@@ -1,7 +1,7 @@
 // int8 activations as the linear kernels read them. Per row and group of 32 along k: scale = max|x| / 127 and
 // q = round-to-nearest-even(x * (127 / max|x|)); the value is scale * q. Beside them what the weights' zeros and minima need.
 //
-// Rows lie in blocks (one smaller block if there are fewer): [block, group, row of block, 32 codes]. So the rows of a
+// Rows lie in blocks of about equal size: [block, group, row of block, 32 codes]. So the rows of a
 // micro-kernel are constant offsets from one pointer, and an AMX tile of activations is 512 contiguous bytes.
 #pragma once
 
@@ -17,7 +17,7 @@ constexpr std::int64_t quant_group = 32;
 #if LEGATO_ISA_AMX
 constexpr std::int64_t quant_block_rows = 16;  // of a tile
 #else
-constexpr std::int64_t quant_block_rows = 12;  // a multiple of every micro-kernel's most rows
+constexpr std::int64_t quant_block_rows = 12;  // at most; a multiple of every micro-kernel's most rows
 #endif
 
 // From some row of some block on; `stride` rows are between two groups of a row.
@@ -30,7 +30,16 @@ struct QuantisedRows {
     std::int64_t groups;
 };
 
-LEGATO_INLINE std::int64_t block_rows(std::int64_t rows) { return rows < quant_block_rows ? rows : quant_block_rows; }
+// Rows of a block if there are `rows` in all: split evenly, but for AMX.
+LEGATO_INLINE std::int64_t block_rows(std::int64_t rows) {
+    if (rows <= quant_block_rows) return rows;
+#if LEGATO_ISA_AMX
+    return quant_block_rows;
+#else
+    const std::int64_t blocks = (rows + quant_block_rows - 1) / quant_block_rows;
+    return (rows + blocks - 1) / blocks;
+#endif
+}
 
 LEGATO_INLINE std::int64_t padded_rows(std::int64_t rows) {
     const std::int64_t block = block_rows(rows);
