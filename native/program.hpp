@@ -19,6 +19,7 @@
 #include "kv.hpp"
 #include "matrix.hpp"
 #include "memory.hpp"
+#include "team.hpp"
 
 namespace legato {
 
@@ -49,7 +50,9 @@ struct Op {
     int x = -1;  // input slots
     int y = -1;
     int out = -1;
-    int quantised = -1;  // buffer of the int8 copy of x: written by `quantise`, read by `linear`
+    // Buffer of an int8 copy: that of x, written by `quantise` and read by `linear`; that of out, written by `rms_norm`
+    // and `gated` along with it.
+    int quantised = -1;
     std::vector<std::shared_ptr<const Matrix>> weights = {};
     std::vector<const Matrix*> parts = {};
     FloatArray vector = {};  // norm weight or bias
@@ -112,6 +115,7 @@ class Program {
     struct Slot {
         std::int64_t cols;
         bool logit_rows;
+        bool only_quantised = false;  // nobody reads the fp32 values: each thread has one row to quantise from
         int buffer = -1;
     };
     // A stretch of the arena, in use from operation `first` to `last`.
@@ -135,6 +139,7 @@ class Program {
     int record(Op op, std::int64_t cols, bool logit_rows);
 
     void insert_quantise();
+    void find_only_quantised();
     void assign_buffers();
     void place_buffers();
     void size_kernel_scratch();

@@ -98,8 +98,10 @@ void Program::prepare(const StepInput& in, int threads) {
 Rows Program::rows_of(int index) const {
     const Slot& slot = slots_[static_cast<std::size_t>(index)];
     const Buffer& buffer = buffers_[static_cast<std::size_t>(slot.buffer)];
-    return {reinterpret_cast<float*>(arena_.data() + buffer.offset), buffer.stride,
-            slot.logit_rows ? step_.logit_count : step_.rows, slot.cols};
+    float* data = reinterpret_cast<float*>(arena_.data() + buffer.offset);
+    const std::int64_t rows = slot.logit_rows ? step_.logit_count : step_.rows;
+    if (slot.only_quantised) return {data + omp_get_thread_num() * buffer.stride, 0, rows, slot.cols};
+    return {data, buffer.stride, rows, slot.cols};
 }
 
 // Called by every thread of the team.
@@ -109,23 +111,24 @@ void Program::execute(const Op& op) {
     const Rows out = op.out >= 0 ? rows_of(op.out) : Rows{};
     Quantised copy{};
     if (op.quantised >= 0)
-        copy = {arena_.data() + buffers_[static_cast<std::size_t>(op.quantised)].offset, x.rows, x.cols};
+        copy = {arena_.data() + buffers_[static_cast<std::size_t>(op.quantised)].offset, x.rows,
+                op.kind == OpKind::gated ? out.cols : x.cols};
+    const Quantised* made = op.quantised >= 0 ? &copy : nullptr;
     const ElementwiseKernels& elementwise = kernels_->elementwise;
     switch (op.kind) {
         case OpKind::embed:
             kernels_->linear.gather(*op.parts[0], step_.tokens, op.scale, out);
             break;
         case OpKind::rms_norm:
-            elementwise.rms_norm(x, op.vector.data.get(), op.scale, out);
+            elementwise.rms_norm(x, op.vector.data.get(), op.scale, out, made);
             break;
         case OpKind::quantise:
             kernels_->linear.quantise(x, copy);
             break;
         case OpKind::linear: {
             const Rows residual = op.y >= 0 ? rows_of(op.y) : Rows{};
-            kernels_->linear.linear(op.parts.data(), static_cast<int>(op.parts.size()), x,
-                                    op.quantised >= 0 ? &copy : nullptr, out, op.vector.data.get(),
-                                    op.y >= 0 ? &residual : nullptr, scratch);
+            kernels_->linear.linear(op.parts.data(), static_cast<int>(op.parts.size()), x, made, out,
+                                    op.vector.data.get(), op.y >= 0 ? &residual : nullptr, scratch);
             break;
         }
         case OpKind::rope_kv:
@@ -163,7 +166,7 @@ void Program::execute(const Op& op) {
                                                                     attention_thread_nbytes_)});
             break;
         case OpKind::gated:
-            elementwise.gated(x, op.gate, out);
+            elementwise.gated(x, op.gate, out, made);
             break;
         case OpKind::add:
             elementwise.add(x, rows_of(op.y), out);
@@ -191,8 +194,10 @@ float* Program::run(const StepInput& input, int threads) {
     check(input, threads);
     prepare(input, threads);
     const bool profiling = profiling_;
+    Team team;
 #pragma omp parallel num_threads(threads)
     {
+        const TeamScope scope(team);
         const bool timed = profiling && omp_get_thread_num() == 0;
         double before = timed ? now_s() : 0.0;
         for (const Op& op : ops_) {

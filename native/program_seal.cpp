@@ -31,6 +31,7 @@ void Program::seal(int output) {
     sealed_ = true;
     kernels_ = &active_kernels();
     insert_quantise();
+    find_only_quantised();
     assign_buffers();
     place_buffers();
     size_kernel_scratch();
@@ -38,7 +39,8 @@ void Program::seal(int output) {
     row_sequence_.resize(static_cast<std::size_t>(limits_.max_rows));
 }
 
-// One `quantise` before the first linear that wants the int8 copy of a slot; later ones share it.
+// Each slot that a linear wants in int8 is quantised once: by the operation that makes it if that goes row by row, else
+// by a `quantise` of its own before the first such linear.
 void Program::insert_quantise() {
     std::vector<Op> ops;
     std::vector<int> copies(slots_.size(), -1);
@@ -51,14 +53,34 @@ void Program::insert_quantise() {
                 const Slot& x = slots_[static_cast<std::size_t>(op.x)];
                 const std::int64_t rows = x.logit_rows ? limits_.max_logit_rows : limits_.max_rows;
                 copy = static_cast<int>(buffers_.size());
-                buffers_.push_back({align(kernels_->linear.quantised_nbytes(rows, x.cols)), 0, 0, 0});
-                ops.push_back({.kind = OpKind::quantise, .x = op.x, .quantised = copy});
+                buffers_.push_back({align(kernels_->linear.quantised_nbytes(rows, x.cols)), 0, -1, 0});
+                const auto maker =
+                    std::find_if(ops.begin(), ops.end(), [&](const Op& earlier) { return earlier.out == op.x; });
+                if (maker->kind == OpKind::rms_norm || maker->kind == OpKind::gated) {
+                    maker->quantised = copy;
+                } else {
+                    ops.push_back({.kind = OpKind::quantise, .x = op.x, .quantised = copy});
+                }
             }
             op.quantised = copy;
         }
         ops.push_back(std::move(op));
     }
     ops_ = std::move(ops);
+}
+
+// Slots whose maker quantises them and whose every reader takes the int8 copy.
+void Program::find_only_quantised() {
+    for (const Op& op : ops_)
+        if (op.quantised >= 0 && op.out >= 0 && op.kind != OpKind::linear)
+            slots_[static_cast<std::size_t>(op.out)].only_quantised = op.out != output_;
+    for (const Op& op : ops_) {
+        const bool reads_copy =
+            op.kind == OpKind::linear && op.quantised >= 0 &&
+            std::all_of(op.parts.begin(), op.parts.end(), [](const Matrix* part) { return part->quantised(); });
+        if (op.x >= 0 && !reads_copy) slots_[static_cast<std::size_t>(op.x)].only_quantised = false;
+        if (op.y >= 0) slots_[static_cast<std::size_t>(op.y)].only_quantised = false;
+    }
 }
 
 // Gives each slot a buffer. An operation that reads its input elementwise or row by row writes over it if nobody needs
@@ -77,7 +99,7 @@ void Program::assign_buffers() {
         Op& op = ops_[static_cast<std::size_t>(i)];
         if (op.quantised >= 0) {
             Buffer& copy = buffers_[static_cast<std::size_t>(op.quantised)];
-            if (op.kind == OpKind::quantise) copy.first = i;
+            if (copy.first < 0) copy.first = i;
             copy.last = i;
         }
         if (op.out < 0) continue;
@@ -88,7 +110,7 @@ void Program::assign_buffers() {
         if ((op.kind == OpKind::add || op.kind == OpKind::softcap || op.kind == OpKind::rms_norm) && dies_here(op.x))
             reused = op.x;
         Slot& out = slots_[static_cast<std::size_t>(op.out)];
-        if (reused >= 0) {
+        if (reused >= 0 && !out.only_quantised) {
             out.buffer = slots_[static_cast<std::size_t>(reused)].buffer;
         } else {
             out.buffer = static_cast<int>(buffers_.size());
@@ -98,7 +120,8 @@ void Program::assign_buffers() {
         buffer.last = std::max(buffer.last, last_use[static_cast<std::size_t>(op.out)]);
         // The result is handed out as it lies, so its rows are contiguous.
         if (op.out == output_) buffer.stride = out.cols;
-        const std::int64_t rows = out.logit_rows ? limits_.max_logit_rows : limits_.max_rows;
+        std::int64_t rows = out.logit_rows ? limits_.max_logit_rows : limits_.max_rows;
+        if (out.only_quantised) rows = limits_.max_threads;
         // A vector's worth of slack: a kernel may read past the last row's end.
         buffer.nbytes = align(static_cast<std::size_t>(rows * buffer.stride + kKeyLanes) * sizeof(float));
     }

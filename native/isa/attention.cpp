@@ -11,6 +11,7 @@
 #include "isa/attention_tile.hpp"
 #include "isa/simd.hpp"
 #include "isa/tables.hpp"
+#include "isa/team_loop.hpp"
 
 namespace legato::LEGATO_ISA {
 namespace {
@@ -309,14 +310,13 @@ void run_item(const AttentionArgs& a, const AttentionItem& work, std::byte* scra
 
 void attention(const AttentionArgs& args) {
     std::byte* scratch = args.thread_scratch + static_cast<std::size_t>(omp_get_thread_num()) * args.thread_nbytes;
-#pragma omp for schedule(dynamic, 1)
-    for (std::int64_t i = 0; i < args.work.item_count; ++i) {
+    team_for(args.work.item_count, [&](std::int64_t i) {
         if (args.kv.type == KvType::f16) {
             run_item<Half>(args, args.work.items[i], scratch);
         } else {
             run_item<float>(args, args.work.items[i], scratch);
         }
-    }
+    });
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include "isa/elementwise_rows.hpp"
 #include "isa/simd.hpp"
 #include "isa/tables.hpp"
+#include "isa/team_loop.hpp"
 
 namespace legato::LEGATO_ISA {
 
@@ -12,23 +13,63 @@ namespace {
 
 constexpr std::int64_t kMaxHeadDim = 1024;
 
-// Each product and each sum is rounded on its own, so it does not matter how the compiler vectorises these loops.
-void rotate(const RopeArgs& a, std::int64_t position, const float* __restrict x, float* __restrict out) {
+// out[2i], out[2i + 1] = the pair x[2i], x[2i + 1] rotated, for a vector of pairs at a time as far as they go.
+LEGATO_INLINE std::int64_t rotate_pair_vectors(const float* x, const float* cos, const float* sin, std::int64_t half,
+                                               float* out) {
+    std::int64_t i = 0;
+#if LEGATO_ISA_AVX512 || LEGATO_ISA_AMX
+    const __m512i twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+    for (; i + 8 <= half; i += 8) {
+        const Vec c = _mm512_permutexvar_ps(twice, _mm512_castps256_ps512(_mm256_loadu_ps(cos + i)));
+        const Vec s = _mm512_permutexvar_ps(twice, _mm512_castps256_ps512(_mm256_loadu_ps(sin + i)));
+        const Vec pairs = load(x + 2 * i);
+        store(out + 2 * i, _mm512_fmaddsub_ps(pairs, c, mul(_mm512_permute_ps(pairs, 0xb1), s)));
+    }
+#elif LEGATO_ISA_AVX2
+    const __m256i twice = _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
+    for (; i + 4 <= half; i += 4) {
+        const Vec c = _mm256_permutevar8x32_ps(_mm256_castps128_ps256(_mm_loadu_ps(cos + i)), twice);
+        const Vec s = _mm256_permutevar8x32_ps(_mm256_castps128_ps256(_mm_loadu_ps(sin + i)), twice);
+        const Vec pairs = load(x + 2 * i);
+        store(out + 2 * i, _mm256_fmaddsub_ps(pairs, c, mul(_mm256_permute_ps(pairs, 0xb1), s)));
+    }
+#else
+    (void)x, (void)cos, (void)sin, (void)half, (void)out;
+#endif
+    return i;
+}
+
+// A dimension is always rotated by the same code, whatever row it is in.
+LEGATO_INLINE void rotate(const RopeArgs& a, std::int64_t position, const float* x, float* out) {
     const std::int64_t half = a.rotary / 2;
-    const float* __restrict cos = a.cos + position * half;
-    const float* __restrict sin = a.sin + position * half;
+    const float* cos = a.cos + position * half;
+    const float* sin = a.sin + position * half;
     if (a.interleaved) {
-        for (std::int64_t i = 0; i < half; ++i) {
-            out[2 * i] = x[2 * i] * cos[i] - x[2 * i + 1] * sin[i];
-            out[2 * i + 1] = x[2 * i + 1] * cos[i] + x[2 * i] * sin[i];
+        for (std::int64_t i = rotate_pair_vectors(x, cos, sin, half, out); i < half; ++i) {
+            const float first = x[2 * i], second = x[2 * i + 1];
+            out[2 * i] = first * cos[i] - second * sin[i];
+            out[2 * i + 1] = second * cos[i] + first * sin[i];
         }
     } else {
-        for (std::int64_t i = 0; i < half; ++i) {
-            out[i] = x[i] * cos[i] - x[i + half] * sin[i];
-            out[i + half] = x[i + half] * cos[i] + x[i] * sin[i];
+        for (std::int64_t i = 0; i < half; i += kLanes) {
+            const std::int64_t n = half - i < kLanes ? half - i : kLanes;
+            const bool whole = n == kLanes;
+            const Vec first = whole ? load(x + i) : load_n(x + i, n);
+            const Vec second = whole ? load(x + half + i) : load_n(x + half + i, n);
+            const Vec c = whole ? load(cos + i) : load_n(cos + i, n);
+            const Vec s = whole ? load(sin + i) : load_n(sin + i, n);
+            const Vec low = sub(mul(first, c), mul(second, s)), high = add(mul(second, c), mul(first, s));
+            if (whole) {
+                store(out + i, low);
+                store(out + half + i, high);
+            } else {
+                store_n(out + i, low, n);
+                store_n(out + half + i, high, n);
+            }
         }
     }
-    for (std::int64_t i = a.rotary; i < a.kv.head_dim; ++i) out[i] = x[i];
+    if (a.rotary < a.kv.head_dim)
+        std::memcpy(out + a.rotary, x + a.rotary, static_cast<std::size_t>(a.kv.head_dim - a.rotary) * 4);
 }
 
 // One head of one row, normalised first if there is a norm.
@@ -56,8 +97,7 @@ void rope_rows(const RopeArgs& a) {
     // K is written as columns: consecutive rows of one sequence share cache lines, hence several rows an item.
     constexpr std::int64_t kRows = 16;
     const std::int64_t chunks = (a.step->rows + kRows - 1) / kRows;
-#pragma omp for schedule(dynamic, 1)
-    for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
+    team_for(chunks, [&](std::int64_t chunk) __attribute__((always_inline)) {
         alignas(64) float row[kMaxHeadDim];
         alignas(64) T stored[kMaxHeadDim];
         const std::int64_t stop = chunk * kRows + kRows < a.step->rows ? chunk * kRows + kRows : a.step->rows;
@@ -82,7 +122,7 @@ void rope_rows(const RopeArgs& a) {
                 convert(row, kv.padded_dim, keys + kv.block_tokens * dim + token * kv.padded_dim);
             }
         }
-    }
+    });
 }
 
 void rope_kv(const RopeArgs& args) {

@@ -1,12 +1,12 @@
 // Row-wise operations. A row is the unit of work; within it, vectors go from left to right and a masked vector ends it,
-// so a row's bits depend on that row alone. Statically scheduled: rows cost the same.
+// so a row's bits depend on that row alone.
 #include "elementwise.hpp"
 
-#include <cmath>
-
 #include "isa/elementwise_rows.hpp"
+#include "isa/quantised.hpp"
 #include "isa/simd.hpp"
 #include "isa/tables.hpp"
+#include "isa/team_loop.hpp"
 
 namespace legato::LEGATO_ISA {
 namespace {
@@ -23,6 +23,16 @@ LEGATO_INLINE Vec load_lanes(const float* p, std::integral_constant<int, kLanes>
 LEGATO_INLINE Vec load_lanes(const float* p, std::int64_t n) { return load_n(p, n); }
 LEGATO_INLINE void store_lanes(float* p, Vec x, std::integral_constant<int, kLanes>) { store(p, x); }
 LEGATO_INLINE void store_lanes(float* p, Vec x, std::int64_t n) { store_n(p, x, n); }
+
+// Calls f(row) for all rows, several an item when there are many.
+template <class F>
+LEGATO_INLINE void for_rows(std::int64_t rows, F&& f) {
+    const std::int64_t step = rows >= 64 ? 8 : 1;
+    team_for((rows + step - 1) / step, [&](std::int64_t item) __attribute__((always_inline)) {
+        const std::int64_t stop = item * step + step < rows ? item * step + step : rows;
+        for (std::int64_t r = item * step; r < stop; ++r) f(r);
+    });
+}
 
 template <Gate gate>
 LEGATO_INLINE Vec activate(Vec x) {
@@ -43,15 +53,15 @@ LEGATO_INLINE void gated_row(const float* x, std::int64_t cols, float* out) {
     });
 }
 
-void rms_norm(const Rows& x, const float* weight, float eps, const Rows& out) {
-#pragma omp for schedule(static)
-    for (std::int64_t r = 0; r < x.rows; ++r)
+void rms_norm(const Rows& x, const float* weight, float eps, const Rows& out, const Quantised* copy) {
+    for_rows(x.rows, [&](std::int64_t r) __attribute__((always_inline)) {
         rms_norm_row(x.data + r * x.stride, weight, eps, x.cols, out.data + r * out.stride);
+        if (copy != nullptr) quantise_rows(out, *copy, r, r + 1);
+    });
 }
 
-void gated(const Rows& x, Gate gate, const Rows& out) {
-#pragma omp for schedule(static)
-    for (std::int64_t r = 0; r < x.rows; ++r) {
+void gated(const Rows& x, Gate gate, const Rows& out, const Quantised* copy) {
+    for_rows(x.rows, [&](std::int64_t r) __attribute__((always_inline)) {
         const float* from = x.data + r * x.stride;
         float* to = out.data + r * out.stride;
         if (gate == Gate::silu) {
@@ -59,37 +69,36 @@ void gated(const Rows& x, Gate gate, const Rows& out) {
         } else {
             gated_row<Gate::gelu_tanh>(from, out.cols, to);
         }
-    }
+        if (copy != nullptr) quantise_rows(out, *copy, r, r + 1);
+    });
 }
 
 void add_rows(const Rows& x, const Rows& y, const Rows& out) {
-#pragma omp for schedule(static)
-    for (std::int64_t r = 0; r < x.rows; ++r) {
+    for_rows(x.rows, [&](std::int64_t r) __attribute__((always_inline)) {
         const float* a = x.data + r * x.stride;
         const float* b = y.data + r * y.stride;
         float* to = out.data + r * out.stride;
         for_vectors(x.cols, [&](std::int64_t i, auto lanes) __attribute__((always_inline)) {
             store_lanes(to + i, add(load_lanes(a + i, lanes), load_lanes(b + i, lanes)), lanes);
         });
-    }
+    });
 }
 
 void softcap(const Rows& x, float cap, const Rows& out) {
-#pragma omp for schedule(static)
-    for (std::int64_t r = 0; r < x.rows; ++r) {
+    const Vec inverse = splat(1.0f / cap);
+    for_rows(x.rows, [&](std::int64_t r) __attribute__((always_inline)) {
         const float* from = x.data + r * x.stride;
         float* to = out.data + r * out.stride;
-        const Vec inverse = splat(1.0f / cap);
         for_vectors(x.cols, [&](std::int64_t i, auto lanes) __attribute__((always_inline)) {
             store_lanes(to + i, mul(splat(cap), tanh(mul(load_lanes(from + i, lanes), inverse))), lanes);
         });
-    }
+    });
 }
 
 void select(const Rows& x, const std::int32_t* rows, const Rows& out) {
-#pragma omp for schedule(static)
-    for (std::int64_t r = 0; r < out.rows; ++r)
+    for_rows(out.rows, [&](std::int64_t r) __attribute__((always_inline)) {
         std::memcpy(out.data + r * out.stride, x.data + rows[r] * x.stride, static_cast<std::size_t>(x.cols) * 4);
+    });
 }
 
 }  // namespace
