@@ -40,8 +40,8 @@ void linear_once(const LinearKernels& kernels, const Matrix& w, const float* x, 
     }
 }
 
-void gather_once(const LinearKernels& kernels, const Matrix& w, const std::int32_t* ids, std::int64_t count, float scale,
-                 float* y, int threads) {
+void gather_once(const LinearKernels& kernels, const Matrix& w, const std::int32_t* ids, std::int64_t count,
+                 float scale, float* y, int threads) {
     for (std::int64_t i = 0; i < count; ++i) {
         if (ids[i] < 0 || ids[i] >= w.rows()) throw std::invalid_argument("row id out of range");
     }

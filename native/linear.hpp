@@ -13,7 +13,7 @@ void linear_once(const LinearKernels& kernels, const Matrix& w, const float* x, 
                  int threads);
 
 // y [count, w.cols()] = scale * w[ids]. Throws std::invalid_argument for an id that is out of range.
-void gather_once(const LinearKernels& kernels, const Matrix& w, const std::int32_t* ids, std::int64_t count, float scale,
-                 float* y, int threads);
+void gather_once(const LinearKernels& kernels, const Matrix& w, const std::int32_t* ids, std::int64_t count,
+                 float scale, float* y, int threads);
 
 }  // namespace legato

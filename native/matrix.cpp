@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
-#include <new>
 #include <stdexcept>
 
 #include "quant.hpp"
@@ -26,8 +24,8 @@ bool exact_in_half(const float* values, int64_t count) {
     return true;
 }
 
-void check_grouped(const std::uint8_t* q, const float* scale, const float* minimum, int64_t rows, int64_t cols, int zero,
-                   int bits, int group) {
+void check_grouped(const std::uint8_t* q, const float* scale, const float* minimum, int64_t rows, int64_t cols,
+                   int zero, int bits, int group) {
     require(rows > 0 && cols > 0, "a matrix needs at least one row and one column");
     require(bits == 4 || bits == 8, "bits must be 4 or 8");
     require(group == 16 || group == 32, "group must be 16 or 32");
@@ -86,14 +84,10 @@ int load_code(const PanelLayout& w, const std::byte* group, int64_t o, int k) {
 
 }  // namespace
 
-void Matrix::Free::operator()(std::byte* p) const { std::free(p); }
-
 Matrix::Matrix(const PanelLayout& layout) : layout_(layout) {
     layout_.panels = (layout_.rows + panel_outputs - 1) / panel_outputs;
-    const std::size_t size = (nbytes() + 63) / 64 * 64;
-    data_.reset(static_cast<std::byte*>(std::aligned_alloc(64, size)));
-    if (!data_) throw std::bad_alloc();
-    layout_.data = data_.get();
+    data_ = PageBuffer(nbytes());
+    layout_.data = data_.data();
 }
 
 Matrix Matrix::pack_grouped(const std::uint8_t* q, const float* scale, const float* minimum, int64_t rows, int64_t cols,
@@ -119,7 +113,7 @@ Matrix Matrix::pack_grouped(const std::uint8_t* q, const float* scale, const flo
     Matrix matrix(layout);
 
     alignas(64) std::uint8_t codes[panel_outputs * 32];
-    std::byte* at = matrix.data_.get();
+    std::byte* at = matrix.data_.data();
     for (int64_t first = 0; first < rows; first += panel_outputs) {
         const PanelSource panel{first, std::min(panel_outputs, rows - first), cols, groups};
         for (int64_t g = 0; g < groups; ++g, at += layout.group_nbytes) {
@@ -160,7 +154,7 @@ Matrix Matrix::pack_dense(const void* values, int64_t rows, int64_t cols, Weight
     Matrix matrix(layout);
 
     const auto transpose = [&]<class Value>(const Value* from) {
-        auto* at = reinterpret_cast<Value*>(matrix.data_.get());
+        auto* at = reinterpret_cast<Value*>(matrix.data_.data());
         for (int64_t first = 0; first < rows; first += panel_outputs) {
             const int64_t count = std::min(panel_outputs, rows - first);
             for (int64_t k = 0; k < cols; ++k, at += panel_outputs) {

@@ -4,7 +4,8 @@
 //   dense:  for each k: 16 values (f32, f16 or bf16).
 //   8-bit:  for each group: group/4 vectors of 64 bytes, vector v holding for each output the 4 bytes k = 4v .. 4v+3
 //           (the order of VNNI's dwords and of an AMX tile), then 16 scales, then 16 minima if there are any.
-//   4-bit:  the same with groups of 32 and two quads of k in one vector: byte j of vector v (of 4) holds quad v in its low
+//   4-bit:  the same with groups of 32 and two quads of k in one vector: byte j of vector v (of 4) holds quad v in its
+//   low
 //           nibble and quad v + 4 in its high nibble.
 // value = scale * (q - zero) + minimum. Scales and minima are fp16 if each of them is exactly representable, else fp32.
 // 8-bit codes are stored with zero 0 or 128, 4-bit codes as they come.
@@ -12,8 +13,9 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <string>
+
+#include "memory.hpp"
 
 namespace legato {
 
@@ -37,9 +39,10 @@ struct PanelLayout {
 };
 
 class Matrix {
-   public:
-    // `q` [rows, cols], `scale` and `minimum` (or null) [rows, cols / group]. `bits` 4 or 8, `group` 16 or 32; 0 <= zero < 2^bits.
-    // Throws std::invalid_argument for cols that are no multiple of 32, codes out of range and scales that are not finite.
+  public:
+    // `q` [rows, cols], `scale` and `minimum` (or null) [rows, cols / group]. `bits` 4 or 8, `group` 16 or 32; 0 <=
+    // zero < 2^bits. Throws std::invalid_argument for cols that are no multiple of 32, codes out of range and scales
+    // that are not finite.
     static Matrix pack_grouped(const std::uint8_t* q, const float* scale, const float* minimum, std::int64_t rows,
                                std::int64_t cols, int zero, int bits, int group);
     // `values` [rows, cols] of `kind`: float, fp16 bits or bf16 bits.
@@ -55,14 +58,11 @@ class Matrix {
     // Writes the fp32 values, [rows, cols] row-major.
     void unpack(float* out) const;
 
-   private:
-    struct Free {
-        void operator()(std::byte* p) const;
-    };
+  private:
     explicit Matrix(const PanelLayout& layout);
 
     PanelLayout layout_;
-    std::unique_ptr<std::byte[], Free> data_;
+    PageBuffer data_;
 };
 
 }  // namespace legato

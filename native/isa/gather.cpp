@@ -1,4 +1,5 @@
-// Embedding rows: y[r, :] = scale * w[ids[r], :], the values of Matrix::unpack. Loop order: row, k. A row is on its own.
+// Embedding rows: y[r, :] = scale * w[ids[r], :], the values of Matrix::unpack. Loop order: row, k. A row is on its
+// own.
 #include "kernels.hpp"
 #include "linear_expand.hpp"
 

@@ -1,8 +1,8 @@
 // The linear layer: chooses a micro-kernel by the weight's format and the number of rows, and splits the work.
 //
-// One work-sharing loop over items of (chunk of panels of one part, chunk of rows). An item keeps a panel in L1 for all of
-// its rows. No item splits k, and all micro-kernels of one arithmetic give the same bits, so neither the split nor the
-// number of threads shows in the result. Bias and residual are added last: (sum + bias) + residual.
+// One work-sharing loop over items of (chunk of panels of one part, chunk of rows). An item keeps a panel in L1 for all
+// of its rows. No item splits k, and all micro-kernels of one arithmetic give the same bits, so neither the split nor
+// the number of threads shows in the result. Bias and residual are added last: (sum + bias) + residual.
 #include <omp.h>
 
 #include <array>
@@ -27,20 +27,21 @@ namespace {
 
 using std::int64_t;
 
-constexpr int64_t f32_block = 512;       // k of one block: fp32 weights of a panel take 32 KiB
-constexpr int64_t row_chunk = 96;        // rows of one item, a multiple of f32_rows
+constexpr int64_t f32_block = 256;      // k of one fp32 block: two panels of weights take 32 KiB of L1
+constexpr int64_t f32_row_chunk = 256;  // rows of one fp32 item: their block of k stays in L2
+constexpr int64_t int_row_chunk = 192;  // rows of one integer item
 #if LEGATO_ISA_AVX512 || LEGATO_ISA_AMX || LEGATO_ISA_AVX2
 constexpr bool int_unpacks = true;
 #else
 constexpr bool int_unpacks = false;
 #endif
-constexpr int64_t few_rows = 16;         // below, items are chunks of weight, read once: decode
-constexpr int64_t item_nbytes = 12 << 10;  // of weight, for few rows
+constexpr int64_t few_rows = 16;              // below, items are chunks of weight, read once: decode
+constexpr int64_t item_nbytes = 12 << 10;     // of weight, for few rows
 constexpr int64_t unpacked_most = 512 << 10;  // of an item's unpacked weights, which stay in L2
 
 struct ThreadScratch {
     alignas(64) float expanded[f32_panels * f32_block * panel_outputs];
-    alignas(64) float sums[row_chunk * f32_panels * panel_outputs];
+    alignas(64) float sums[f32_row_chunk * f32_panels * panel_outputs];
 #if LEGATO_ISA_AMX
     AmxScratch amx;
 #endif
@@ -89,8 +90,9 @@ struct Call {
     const Rows* residual;
 };
 
-// How a part is cut into items. For few rows: chunks of weight that are read once. For many: a rectangle of panels, unpacked
-// once into L2, and rows, such that the pieces of y are a few cache lines wide and there are enough items for the threads.
+// How a part is cut into items. For few rows: chunks of weight that are read once. For many: a rectangle of panels,
+// unpacked once into L2, and rows, such that the pieces of y are a few cache lines wide and there are enough items for
+// the threads.
 struct Item {
     int64_t panels, rows;
 };
@@ -181,8 +183,8 @@ void int_item(const Call& call, const Part& part, int64_t panel_begin, int64_t p
 }
 
 #if LEGATO_ISA_AMX
-void amx_item(const Call& call, const Part& part, int64_t panel_begin, int64_t panel_end, int64_t row_begin, int64_t row_end,
-              AmxScratch& scratch, std::byte* unpacked) {
+void amx_item(const Call& call, const Part& part, int64_t panel_begin, int64_t panel_end, int64_t row_begin,
+              int64_t row_end, AmxScratch& scratch, std::byte* unpacked) {
     const PanelLayout& w = *part.w;
     const int64_t groups = w.cols / w.group, pairs = (panel_end - panel_begin + 1) / 2;
     auto* weights = reinterpret_cast<AmxGroup*>(unpacked);
@@ -239,8 +241,19 @@ void f32_item(const Call& call, const Part& part, int64_t panel_begin, int64_t p
                     panels[p] = expanded;
                 }
             }
+            // While these rows are computed, what comes next is fetched: a slice of the next panels for each block of
+            // rows.
+            const std::byte* next = w.data + (panel + f32_panels) * w.panel_nbytes;
+            const std::byte* next_end = next + (panel + f32_panels < panel_end ? f32_panels * w.panel_nbytes : 0);
+            const int64_t slice = f32_panels * w.panel_nbytes * f32_rows / (row_end - row_begin);
             for (int64_t row = row_begin; row < row_end;) {
                 const int64_t rows = even_block(row_end - row, f32_rows);
+                if (k_end == w.cols && rows > 1) {
+                    for (int64_t p = 0; p < count; ++p) prefetch_outputs(call, part, panel + p, row, rows);
+                    for (const std::byte* end = next + slice; next < end && next < next_end; next += 64) {
+                        __builtin_prefetch(next, 0, 2);
+                    }
+                }
                 f32_kernels[static_cast<std::size_t>(rows - 1)](panels, call.x->data + row * call.x->stride + k,
                                                                 call.x->stride, k_end - k, k == 0,
                                                                 scratch.sums + (row - row_begin) * width);
@@ -255,12 +268,12 @@ void f32_item(const Call& call, const Part& part, int64_t panel_begin, int64_t p
 
 Item item_of(const PanelLayout& w, int64_t rows, bool int8) {
     if (rows < few_rows) return {w.panel_nbytes < item_nbytes / 2 ? item_nbytes / w.panel_nbytes : 2, rows};
-    if (!int8) return {2, row_chunk};
+    if (!int8) return {4, even_block(rows, f32_row_chunk)};
     const int64_t fit = unpacked_most / unpacked_nbytes(w);  // panels
     const int64_t wide = w.panels >= 64 ? 8 : 4;
     const int64_t panels = wide <= fit ? wide : fit < 2 ? 2 : fit / 2 * 2;
     const int64_t block = block_rows(rows), blocks = (rows + block - 1) / block;
-    return {panels, even_block(blocks, 2 * row_chunk / block) * block};
+    return {panels, even_block(blocks, int_row_chunk / block) * block};
 }
 
 std::size_t thread_scratch_nbytes(const Matrix* const* parts, int part_count) {
@@ -302,7 +315,8 @@ void linear(const Matrix* const* parts, int part_count, const Rows& x, const Qua
             const int64_t first_output = part.first_output + part.w->rows;
             part = part_at(++index, first_output);
         }
-        const int64_t panel = left % part.panel_chunks * part.item.panels, row = left / part.panel_chunks * part.item.rows;
+        const int64_t panel = left % part.panel_chunks * part.item.panels,
+                      row = left / part.panel_chunks * part.item.rows;
         const int64_t panel_end = panel + part.item.panels < part.w->panels ? panel + part.item.panels : part.w->panels;
         const int64_t row_end = row + part.item.rows < x.rows ? row + part.item.rows : x.rows;
         if (!part.int8) {

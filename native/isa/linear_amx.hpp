@@ -1,10 +1,11 @@
 // The integer kernel's arithmetic (see linear_int.hpp) on AMX tiles, for blocks of 16 rows and pairs of panels.
 //
-// Loop order: block of 16 rows, pair of panels, batch of N groups, group, row. A tile product gives the exact int32 dots of
-// 16 rows by 16 outputs over one group; they go through memory that stays in L1, and vector code adds them to the fp32 sums
-// with the same three roundings in the same ascending order of groups as the other kernels: rows keep their bits. Panels are
-// unpacked to bytes once for all rows of an item and then come from L2. The tile products of a step are issued between the
-// vector code of the step before, one for every 8 rows by 2 panels by 1 group, so that both units are busy.
+// Loop order: block of 16 rows, pair of panels, batch of N groups, group, row. A tile product gives the exact int32
+// dots of 16 rows by 16 outputs over one group; they go through memory that stays in L1, and vector code adds them to
+// the fp32 sums with the same three roundings in the same ascending order of groups as the other kernels: rows keep
+// their bits. Panels are unpacked to bytes once for all rows of an item and then come from L2. The tile products of a
+// step are issued between the vector code of the step before, one for every 8 rows by 2 panels by 1 group, so that both
+// units are busy.
 #pragma once
 
 #include "linear_int_avx512.hpp"
@@ -30,14 +31,15 @@ struct alignas(64) TileConfig {
     std::uint8_t rows[16] = {16, 16, 8, 8, 16, 16, 16, 16};
 };
 
-// Tiles 0 and 1 hold activations, 2 and 3 weights, 4 to 7 sums. Every thread configures its tiles before and releases after.
+// Tiles 0 and 1 hold activations, 2 and 3 weights, 4 to 7 sums. Every thread configures its tiles before and releases
+// after.
 inline void configure_tiles() {
     const TileConfig config;
     _tile_loadconfig(&config);
 }
 
-// Signed (or, if zero is 0, unsigned) bytes of one group of one panel in the order of a B tile; a group of 16 is padded with
-// zero codes on the side of the other half.
+// Signed (or, if zero is 0, unsigned) bytes of one group of one panel in the order of a B tile; a group of 16 is padded
+// with zero codes on the side of the other half.
 LEGATO_INLINE void unpack_codes(const PanelLayout& w, const std::byte* at, std::int64_t g, std::int8_t* codes) {
     const __m512i shift = _mm512_set1_epi8(static_cast<char>(w.zero));
     if (w.kind == WeightKind::q4) {
@@ -59,8 +61,8 @@ LEGATO_INLINE void unpack_codes(const PanelLayout& w, const std::byte* at, std::
     }
 }
 
-// Orders tile loads and stores, whose memory the compiler is not told of, against everything else. Not inside a step: it
-// would force the sums in registers to the stack.
+// Orders tile loads and stores, whose memory the compiler is not told of, against everything else. Not inside a step:
+// it would force the sums in registers to the stack.
 LEGATO_INLINE void order_memory() { asm volatile("" ::: "memory"); }
 
 template <bool Unsigned, int Sums, int Activations, int Weights>
@@ -194,7 +196,8 @@ template <bool Unsigned, bool Halves, bool Minimum, int N>
             next = step_at<Halves>(*next_block, 0, next_dots);
         }
         order_memory();
-        amx_add<Unsigned, Halves, Minimum, N>(block, group, dots, scratch.sums[0][0], !last || next_block ? &next : nullptr);
+        amx_add<Unsigned, Halves, Minimum, N>(block, group, dots, scratch.sums[0][0],
+                                              !last || next_block ? &next : nullptr);
     }
     order_memory();
 }

@@ -16,7 +16,8 @@ LEGATO_INLINE std::int64_t code_nbytes(const PanelLayout& w) {
 // 16 scales or minima as fp32.
 LEGATO_INLINE void load_factors(const std::byte* from, bool half, float* to) {
     for (int v = 0; v < panel_outputs; v += kLanes) {
-        store(to + v, half ? load(reinterpret_cast<const Half*>(from) + v) : load(reinterpret_cast<const float*>(from) + v));
+        store(to + v,
+              half ? load(reinterpret_cast<const Half*>(from) + v) : load(reinterpret_cast<const float*>(from) + v));
     }
 }
 
@@ -35,7 +36,8 @@ LEGATO_INLINE void expand_quad(const std::byte* codes, int shift, std::uint32_t 
 }
 
 // fp32 values of k in [first, last) (multiples of the group), [k, 16] in `out`.
-inline void expand_panel(const PanelLayout& w, const std::byte* panel, std::int64_t first, std::int64_t last, float* out) {
+inline void expand_panel(const PanelLayout& w, const std::byte* panel, std::int64_t first, std::int64_t last,
+                         float* out) {
     const std::byte* at = panel + first / w.group * w.group_nbytes;
     if (w.kind == WeightKind::f16 || w.kind == WeightKind::bf16) {
         const auto* bits = reinterpret_cast<const std::uint16_t*>(at);

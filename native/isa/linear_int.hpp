@@ -28,7 +28,8 @@ LEGATO_INLINE IntWeights int_weights(const PanelLayout& w) {
 // Room for a panel as AMX or, if it is of nibbles, the other kernels unpack it.
 LEGATO_INLINE std::int64_t unpacked_nbytes(const PanelLayout& w) { return w.cols / w.group * (512 + 2 * 64); }
 
-// For many rows a panel of nibbles is first unpacked to bytes, as IntWeights::q4_bytes: the 8-bit format, scales in fp32.
+// For many rows a panel of nibbles is first unpacked to bytes, as IntWeights::q4_bytes: the 8-bit format, scales in
+// fp32.
 inline PanelLayout unpack_nibbles(const PanelLayout& w, const std::byte* panel, std::byte* out) {
     PanelLayout unpacked = w;
     unpacked.kind = WeightKind::q8;

@@ -1,6 +1,6 @@
-// The integer kernel (see linear_int.hpp) with vpmaddubsw: products of 4-bit codes and int8 activations are summed in 16
-// bits over a whole group of 32 (15 * 127 * 16 = 30480 at most) and widened once. 8-bit codes are taken as two nibbles.
-// Eight outputs at a time for several rows; both halves of the panel in one pass for one row.
+// The integer kernel (see linear_int.hpp) with vpmaddubsw: products of 4-bit codes and int8 activations are summed in
+// 16 bits over a whole group of 32 (15 * 127 * 16 = 30480 at most) and widened once. 8-bit codes are taken as two
+// nibbles. Eight outputs at a time for several rows; both halves of the panel in one pass for one row.
 #pragma once
 
 #include "linear_int.hpp"
@@ -16,7 +16,8 @@ LEGATO_INLINE __m256i splat_dword(const void* p) {
 }
 
 LEGATO_INLINE Vec load_factors(const std::byte* from, bool half, int first) {
-    return half ? load(reinterpret_cast<const Half*>(from) + first) : load(reinterpret_cast<const float*>(from) + first);
+    return half ? load(reinterpret_cast<const Half*>(from) + first)
+                : load(reinterpret_cast<const float*>(from) + first);
 }
 
 LEGATO_INLINE __m256i low_nibbles(__m256i packed) { return _mm256_and_si256(packed, _mm256_set1_epi8(15)); }
@@ -50,15 +51,18 @@ LEGATO_INLINE void int_half(const PanelLayout& w, const std::byte* panel, const 
                 packed[h] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at + v * 64 + h * 32));
             });
             // Adds the products of one quad of k to `sum`, or starts it.
-            const auto products = [&](__m256i codes_of_quad, __m256i activations, __m256i& sum, bool first) {
+            const auto products = [&](__m256i codes_of_quad, __m256i activations, __m256i & sum, bool first)
+                __attribute__((always_inline)) {
                 const __m256i p = _mm256_maddubs_epi16(codes_of_quad, activations);
                 sum = first ? p : _mm256_add_epi16(sum, p);
-                asm("" : "+x"(sum));  // GCC would turn the chain of sums into a tree, whose leaves do not fit in registers
+                asm(""
+                    : "+x"(sum));  // GCC would turn the chain of sums into a tree, whose leaves do not fit in registers
             };
             unroll<R>([&](auto r) {
                 const __m256i quad = splat_dword(activations + r * quant_group + v * 4);
                 unroll<H>([&](auto h) {
-                    products(W == IntWeights::q4_bytes ? packed[h] : low_nibbles(packed[h]), quad, low[r * H + h], start);
+                    products(W == IntWeights::q4_bytes ? packed[h] : low_nibbles(packed[h]), quad, low[r * H + h],
+                             start);
                 });
                 if constexpr (!small) {
                     unroll<H>([&](auto h) { products(high_nibbles(packed[h]), quad, high[r * H + h], start); });
@@ -87,9 +91,8 @@ LEGATO_INLINE void int_half(const PanelLayout& w, const std::byte* panel, const 
             });
             if (w.has_minimum) {
                 const Vec minimum = load_factors(factor + factors, w.half_scales, 8 * (half_index + h));
-                unroll<R>([&](auto r) {
-                    acc[r * H + h] = fma(minimum, splat(scaled_sum<halves>(x, r, g)), acc[r * H + h]);
-                });
+                unroll<R>(
+                    [&](auto r) { acc[r * H + h] = fma(minimum, splat(scaled_sum<halves>(x, r, g)), acc[r * H + h]); });
             }
         });
         if (!halves || g % 2) {

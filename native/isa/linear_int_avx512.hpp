@@ -1,5 +1,5 @@
-// The integer kernel (see linear_int.hpp) with VNNI: one vpdpbusd multiplies a quad of k of 16 outputs with one row's four
-// activations, broadcast from memory. Weights are unpacked once for all R rows.
+// The integer kernel (see linear_int.hpp) with VNNI: one vpdpbusd multiplies a quad of k of 16 outputs with one row's
+// four activations, broadcast from memory. Weights are unpacked once for all R rows.
 #pragma once
 
 #include "linear_int.hpp"
@@ -55,7 +55,7 @@ template <IntWeights W, int R>
         if constexpr (chains == 2) unroll<R>([&](auto r) { odd[r] = _mm512_setzero_si512(); });
         const std::int8_t* activations = a + (halves ? g % 2 * 16 : 0);
         // Adds the products of quad `q`.
-        const auto multiply = [&](__m512i weights, auto q) {
+        const auto multiply = [&](__m512i weights, auto q) __attribute__((always_inline)) {
             unroll<R>([&](auto r) {
                 __m512i& sum = q % chains == 0 ? dot[r] : odd[r];
                 sum = _mm512_dpbusd_epi32(sum, weights, splat_dword(activations + r * quant_group + q * 4));

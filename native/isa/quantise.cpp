@@ -1,8 +1,7 @@
-// Loop order: row, group of 32, element. A group's numbers depend on its 32 values only, so rows are invariant. Maximum and
-// integer sums are exact in any order and every other operation is correctly rounded: all instruction sets agree.
-#include "quantised.hpp"
-
+// Loop order: row, group of 32, element. A group's numbers depend on its 32 values only, so rows are invariant. Maximum
+// and integer sums are exact in any order and every other operation is correctly rounded: all instruction sets agree.
 #include "quant.hpp"
+#include "quantised.hpp"
 
 namespace legato::LEGATO_ISA {
 namespace {
@@ -118,7 +117,8 @@ void quantise_rows(const Rows& x, const Quantised& out, std::int64_t begin, std:
             q.minus_halves[2 * at + 1] = static_cast<std::int16_t>(-half_sums[1]);
         }
     }
-    // The rows that fill up the last block are zero: a tile may multiply them, and no stray NaN or subnormal slows it down.
+    // The rows that fill up the last block are zero: a tile may multiply them, and no stray NaN or subnormal slows it
+    // down.
     if (end == out.rows) {
         for (std::int64_t r = end; r < padded_rows(end); ++r) clear_row(rows_from(out, r));
     }

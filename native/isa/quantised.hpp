@@ -1,5 +1,6 @@
 // int8 activations as the linear kernels read them. Per row and group of 32 along k: scale = max|x| / 127 and
-// q = round-to-nearest-even(x * (127 / max|x|)); the value is scale * q. Beside them what the weights' zeros and minima need.
+// q = round-to-nearest-even(x * (127 / max|x|)); the value is scale * q. Beside them what the weights' zeros and minima
+// need.
 //
 // Rows lie in blocks of about equal size: [block, group, row of block, 32 codes]. So the rows of a
 // micro-kernel are constant offsets from one pointer, and an AMX tile of activations is 512 contiguous bytes.
