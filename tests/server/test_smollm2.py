@@ -16,7 +16,7 @@ import pytest
 
 from legato import LLM, SamplingParams
 
-QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+QUESTION = [{"role": "user", "content": "Why is the sky blue?"}]
 PROMPT = "The three primary colours are"
 
 
@@ -76,21 +76,21 @@ def test_the_banner_says_how_to_begin(server: Server) -> None:
 
 
 def test_a_question_is_answered(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(model="smol", messages=QUESTION, temperature=0, max_tokens=40)
-    assert "Paris" in (answer.choices[0].message.content or "")
-    assert answer.choices[0].finish_reason == "stop"
+    answer = client.chat.completions.create(model="smol", messages=QUESTION, temperature=0, max_tokens=32)
+    assert "sky appears blue" in (answer.choices[0].message.content or "")
+    assert answer.choices[0].finish_reason == "length"
     assert answer.usage is not None
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
 
 
 def test_a_stream_says_the_same_and_ends_with_usage(client: openai.OpenAI) -> None:
-    whole = client.chat.completions.create(model="smol", messages=QUESTION, temperature=0, max_tokens=40)
+    whole = client.chat.completions.create(model="smol", messages=QUESTION, temperature=0, max_tokens=32)
     chunks = list(
         client.chat.completions.create(
             model="smol",
             messages=QUESTION,
             temperature=0,
-            max_tokens=40,
+            max_tokens=32,
             stream=True,
             stream_options={"include_usage": True},
         )

@@ -20,7 +20,7 @@ def generate(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[MODEL] PROMPT...",
+            metavar="[MODEL] PROMPT",
             help="The first argument is the model if it is an alias, a file, a folder or a hub id; each other one is a"
             " prompt. Without a prompt, standard input is.",
             show_default=False,
