@@ -6,9 +6,9 @@
 
 namespace legato {
 
-// Online softmax takes keys in tiles of 64 absolute positions; tiles are summed within a split of 256 positions and
-// splits are merged in order. Both boundaries are absolute and the same for every row, so a row's bits depend on
-// neither the chunk it came in nor on which thread did which split.
+// A row's keys are taken in splits of 256 absolute positions: one softmax a split, then the splits are merged in order.
+// The boundaries are the same for every row, so a row's bits depend on neither the chunk it came in nor on which thread
+// did which split. Within a split, tiles of 64 positions are worked on at a time.
 constexpr std::int64_t kTileKeys = 64;
 constexpr std::int64_t kSplitKeys = 256;
 // Keys of one sub-block of K, and the padding of a V row: the widest vector.
@@ -84,10 +84,8 @@ struct AttentionArgs {
 };
 
 // Query rows (rows times heads of a group) one item handles at most, unless a single row has more heads than that. Many
-// rows share the cost of fetching and widening a tile; the three arrays of rows must stay in the second-level cache.
-constexpr std::int64_t attention_block_rows(std::int64_t head_dim) {
-    return head_dim <= 64 ? 192 : head_dim <= 128 ? 96 : 48;
-}
+// rows share the cost of fetching and widening a tile; the arrays of rows must stay in the second-level cache.
+constexpr std::int64_t attention_block_rows(std::int64_t head_dim) { return head_dim <= 128 ? 96 : 48; }
 // Floats of one partial row: the accumulator, a vector of sums, the maximum.
 constexpr std::int64_t attention_partial_floats(std::int64_t padded_dim) { return padded_dim + 2 * kKeyLanes; }
 

@@ -1,9 +1,9 @@
 // Ragged paged attention: one loop over work items of all sequences, decode rows and prefill chunks alike.
 //
 // An item is a block of consecutive rows of one sequence against one kv head. The query heads that share the kv head
-// are just more rows: row m of the block is position m / heads, head m % heads. Loop order: splits of 256 keys, tiles
-// of 64 keys, rows by the register block. Within a split the softmax runs online; splits are merged in order (see
-// attention.hpp).
+// are just more rows: row m of the block is position m / heads, head m % heads. Loop order: splits of 256 keys; in a
+// split, scores tile by tile, then each row's softmax, then values tile by tile; in a tile, rows by the register block.
+// Splits are merged in order (see attention.hpp).
 #include "attention.hpp"
 
 #include <omp.h>
@@ -27,13 +27,20 @@ std::int64_t block_rows(std::int64_t head_dim, std::int64_t group_heads) {
     return rows > group_heads ? rows : group_heads;
 }
 
+// Rows attended to some splits.
+struct SplitRows {
+    float* out;     // [rows, padded_dim], not divided by the sum yet
+    float* sums;    // [rows, 16], lane sums of the weights
+    float* maxima;  // [rows]
+};
+
 // One thread's scratch, carved in this order; all parts are multiples of 16 floats.
 struct Scratch {
-    float* q;           // [rows, head_dim], scaled
-    SoftmaxRows part;   // the split at hand
-    SoftmaxRows total;  // the splits before it
-    float* scores;      // [register rows, 64]
-    float* keys;        // a widened tile
+    float* q;         // [rows, head_dim], scaled
+    SplitRows part;   // the split at hand
+    SplitRows total;  // the splits before it
+    float* scores;    // [rows, 256], of a split
+    float* keys;      // a widened tile
     float* values;
 
     Scratch(std::byte* data, std::int64_t rows, std::int64_t dim, std::int64_t padded_dim) {
@@ -44,12 +51,12 @@ struct Scratch {
             return taken;
         };
         q = take(rows * dim);
-        for (SoftmaxRows* state : {&part, &total}) {
+        for (SplitRows* state : {&part, &total}) {
             state->out = take(rows * padded_dim);
             state->sums = take(rows * kKeyLanes);
             state->maxima = take(rows);
         }
-        scores = take(kRegisterRows * kTileKeys);
+        scores = take(rows * kSplitKeys);
         keys = take(kTileKeys * dim);
         values = take(kTileKeys * padded_dim);
         nbytes = static_cast<std::size_t>(reinterpret_cast<std::byte*>(at) - data);
@@ -61,10 +68,10 @@ std::size_t thread_nbytes(std::int64_t head_dim, std::int64_t group_heads) {
     return Scratch(nullptr, block_rows(head_dim, group_heads), head_dim, round_up(head_dim)).nbytes;
 }
 
-void clear(const SoftmaxRows& state, std::int64_t rows, std::int64_t padded_dim) {
-    std::memset(state.out, 0, static_cast<std::size_t>(rows * padded_dim) * 4);
-    std::memset(state.sums, 0, static_cast<std::size_t>(rows * kKeyLanes) * 4);
-    for (std::int64_t r = 0; r < rows; ++r) state.maxima[r] = kEmptyMax;
+void clear(const SplitRows& state, std::int64_t first, std::int64_t rows, std::int64_t padded_dim) {
+    std::memset(state.out + first * padded_dim, 0, static_cast<std::size_t>(rows * padded_dim) * 4);
+    std::memset(state.sums + first * kKeyLanes, 0, static_cast<std::size_t>(rows * kKeyLanes) * 4);
+    for (std::int64_t r = first; r < first + rows; ++r) state.maxima[r] = kEmptyMax;
 }
 
 // total = total + part, for one row. A part in which the row saw nothing changes no bit; into an empty total it is
@@ -87,6 +94,7 @@ void finish_row(const float* sums_out, const float* sums, std::int64_t dim, floa
     if (d < dim) store_n(out + d, mul(load(sums_out + d), factor), dim - d);
 }
 
+LEGATO_INLINE void widen_block(const float*, std::int64_t, float*) {}          // fp32 is wide already
 LEGATO_INLINE void widen_block(const Half* from, std::int64_t n, float* to) {  // n: a multiple of 64
     for (std::int64_t i = 0; i < n; i += 4 * kKeyLanes)
         unroll<4 * kKeyVecs>(
@@ -109,10 +117,10 @@ class Item {
     // All splits, in order, into the output.
     void run_all() {
         load_queries();
-        clear(scratch_.total, rows_, padded_dim_);
+        clear(scratch_.total, 0, rows_, padded_dim_);
         for (std::int64_t split = 0; split < group_.splits; ++split) {
             run_split(group_.first_split + split);
-            const SoftmaxRows &total = scratch_.total, &part = scratch_.part;
+            const SplitRows &total = scratch_.total, &part = scratch_.part;
             for (std::int64_t m = 0; m < rows_; ++m)
                 merge_row(total.out + m * padded_dim_, total.sums + m * kKeyLanes, total.maxima[m],
                           part.out + m * padded_dim_, part.sums + m * kKeyLanes, part.maxima[m], padded_dim_);
@@ -124,7 +132,7 @@ class Item {
     void run_partial(std::int64_t split) {
         load_queries();
         run_split(group_.first_split + split);
-        const SoftmaxRows& part = scratch_.part;
+        const SplitRows& part = scratch_.part;
         for (std::int64_t m = 0; m < rows_; ++m) {
             float* to = partial(split, m);
             std::memcpy(to, part.out + m * padded_dim_, static_cast<std::size_t>(padded_dim_) * 4);
@@ -135,8 +143,8 @@ class Item {
 
     // The splits that others left in `partials`, in order, into the output.
     void merge_partials() {
-        clear(scratch_.total, rows_, padded_dim_);
-        const SoftmaxRows& total = scratch_.total;
+        clear(scratch_.total, 0, rows_, padded_dim_);
+        const SplitRows& total = scratch_.total;
         for (std::int64_t split = 0; split < group_.splits; ++split)
             for (std::int64_t m = 0; m < rows_; ++m) {
                 const float* from = partial(split, m);
@@ -172,47 +180,95 @@ class Item {
         return base + (group_.row + m / heads_) * stride + (group_.kv_head * heads_ + m % heads_) * dim_;
     }
 
-    // Keys of [start, stop) that query row m sees, as offsets from `start`; empty as {0, 0}.
-    Visible visible(std::int64_t m, std::int64_t start, std::int64_t stop) const {
-        const std::int64_t position = position_ + m / heads_;
-        std::int64_t first = a_.window > 0 ? position - a_.window + 1 : 0;
-        std::int64_t last = position + 1;
-        first = first > start ? first : start;
-        last = last < stop ? last : stop;
-        return first < last ? Visible{first - start, last - start} : Visible{0, 0};
+    void run_split(std::int64_t split) {
+        const std::int64_t start = split * kSplitKeys;
+        for_tiles(start, [&](std::int64_t at, const Tile<T>& tile, std::int64_t first, std::int64_t last) {
+            if (wide()) {
+                score_tile(start, at, widen_keys(tile, first, last));
+            } else {
+                score_tile(start, at, tile);
+            }
+        });
+        for_register_blocks([&](auto r, std::int64_t m) { softmax_rows(r, m, start); });
+        for_tiles(start, [&](std::int64_t at, const Tile<T>& tile, std::int64_t first, std::int64_t last) {
+            if (wide()) {
+                weigh_tile(start, at, widen_values(tile, first, last));
+            } else {
+                weigh_tile(start, at, tile);
+            }
+        });
     }
 
-    void run_split(std::int64_t split) {
-        clear(scratch_.part, rows_, padded_dim_);
-        const std::int64_t start = split * kSplitKeys;
-        for (std::int64_t tile = start; tile < start + kSplitKeys; tile += kTileKeys) {
-            // Rows are at consecutive positions, so what any of them sees lies between the first's first and the last's
-            // last.
-            const Visible seen = span(0, rows_, tile);
-            if (seen.first < seen.last) run_tile(tile, seen);
+    // Calls f(offset in the split, tile, first sub-block, last sub-block) for the split's tiles of which any row sees
+    // keys.
+    template <class F>
+    void for_tiles(std::int64_t start, F&& f) const {
+        for (std::int64_t at = 0; at < kSplitKeys; at += kTileKeys) {
+            const Visible seen = span(0, rows_, start + at, kTileKeys);
+            if (seen.first >= seen.last) continue;
+            const std::int64_t first = seen.first / kKeyLanes, last = (seen.last + kKeyLanes - 1) / kKeyLanes;
+            f(at, locate(start + at, first, last), first, last);
         }
     }
 
-    Visible span(std::int64_t m, std::int64_t count, std::int64_t tile) const {
+    // Calls f(integral_constant of the rows, first row) for blocks of rows as the registers hold them.
+    template <class F>
+    LEGATO_INLINE void for_register_blocks(F&& f) const {
+        std::int64_t m = 0;
+        for (; m + kRegisterRows <= rows_; m += kRegisterRows) f(std::integral_constant<int, kRegisterRows>{}, m);
+        unroll<kRegisterRows - 1>([&](auto r) __attribute__((always_inline)) {
+            if (rows_ - m == r + 1) f(std::integral_constant<int, r + 1>{}, m);
+        });
+    }
+
+    // What any of query rows [m, m + count) sees of the `keys` keys from `start` on, as offsets from `start`. Rows are
+    // at consecutive positions, so it lies between the first one's first and the last one's last key.
+    Visible span(std::int64_t m, std::int64_t count, std::int64_t start, std::int64_t keys) const {
         std::int64_t first = a_.window > 0 ? position_ + m / heads_ - a_.window + 1 : 0;
         std::int64_t last = position_ + (m + count - 1) / heads_ + 1;
-        first = first > tile ? first - tile : 0;
-        last = last - tile < kTileKeys ? last - tile : kTileKeys;
+        first = first > start ? first - start : 0;
+        last = last - start < keys ? last - start : keys;
         return {first, last};
     }
 
-    void run_tile(std::int64_t start, const Visible& seen) {
-        const std::int64_t first = seen.first / kKeyLanes, last = (seen.last + kKeyLanes - 1) / kKeyLanes;
-        const Tile<T> tile = locate(start, first, last);
-        if constexpr (!std::is_same_v<T, float>) {
-            if (rows_ >= kWidenRows) {
-                prefetch(start + kTileKeys);
-                run_rows(start, widen(tile, first, last));
-                return;
-            }
-        }
-        run_rows(start, tile);
+    template <class U>
+    void score_tile(std::int64_t start, std::int64_t at, const Tile<U>& tile) const {
+        for_register_blocks([&](auto r, std::int64_t m) __attribute__((always_inline)) {
+            const Visible seen = span(m, r, start + at, kTileKeys);
+            if (seen.first < seen.last)
+                score_blocks<r>(scratch_.q + m * dim_, dim_, tile, dim_, static_cast<int>(seen.first / kKeyLanes),
+                                static_cast<int>((seen.last + kKeyLanes - 1) / kKeyLanes),
+                                scratch_.scores + m * kSplitKeys + at);
+        });
     }
+
+    void softmax_rows(int count, std::int64_t m, std::int64_t start) const {
+        const SplitRows& part = scratch_.part;
+        const Visible seen = span(m, count, start, kSplitKeys);
+        if (seen.first >= seen.last) {
+            clear(part, m, count, padded_dim_);
+            return;
+        }
+        const std::int64_t begin = seen.first / kKeyLanes * kKeyLanes, end = round_up(seen.last);
+        const float cap = a_.softcap != 0.0f ? a_.softcap * kLog2E : 0.0f;
+        for (std::int64_t r = m; r < m + count; ++r)
+            part.maxima[r] = softmax_row(begin, end, span(r, 1, start, kSplitKeys), cap,
+                                         scratch_.scores + r * kSplitKeys, part.sums + r * kKeyLanes);
+    }
+
+    template <class U>
+    void weigh_tile(std::int64_t start, std::int64_t at, const Tile<U>& tile) const {
+        for_register_blocks([&](auto r, std::int64_t m) __attribute__((always_inline)) {
+            const Visible seen = span(m, r, start + at, kTileKeys);
+            if (seen.first >= seen.last) return;
+            const bool fresh = span(m, r, start, kSplitKeys).first >= at;  // no earlier tile of the split was seen
+            weigh_dims<r>(scratch_.scores + m * kSplitKeys + at, tile, padded_dim_, seen, fresh,
+                          scratch_.part.out + m * padded_dim_);
+        });
+    }
+
+    // Whether a tile is worth widening to fp32 once for all rows.
+    bool wide() const { return !std::is_same_v<T, float> && rows_ >= kWidenRows; }
 
     // Where sub-blocks [first, last) of a tile lie; the others, which nobody reads, point to one of these.
     Tile<T> locate(std::int64_t start, std::int64_t first, std::int64_t last) const {
@@ -230,57 +286,22 @@ class Item {
         return tile;
     }
 
-    // Fetches a tile while the one before it is computed on.
-    void prefetch(std::int64_t start) const {
-        const std::int64_t keys = position_ + group_.rows - start;
-        if (keys <= 0) return;
-        const std::int64_t last = keys < kTileKeys ? (keys + kKeyLanes - 1) / kKeyLanes : kTileBlocks;
-        const Tile<T> tile = locate(start, 0, last);
-        constexpr std::int64_t kLine = 64 / sizeof(T);
-        for (std::int64_t b = 0; b < last; ++b) {
-            for (std::int64_t i = 0; i < kKeyLanes * dim_; i += kLine) __builtin_prefetch(tile.keys[b] + i, 0, 2);
-            for (std::int64_t i = 0; i < kKeyLanes * padded_dim_; i += kLine)
-                __builtin_prefetch(tile.values[b] + i, 0, 2);
-        }
-    }
-
-    Tile<float> widen(const Tile<T>& tile, std::int64_t first, std::int64_t last) const {
-        Tile<float> wide;
-        for (std::int64_t b = 0; b < kTileBlocks; ++b) {
-            float* keys = scratch_.keys + b * kKeyLanes * dim_;
-            float* values = scratch_.values + b * kKeyLanes * padded_dim_;
-            wide.keys[b] = keys;
-            wide.values[b] = values;
-            if (b < first || b >= last) continue;
-            widen_block(tile.keys[b], kKeyLanes * dim_, keys);
-            widen_block(tile.values[b], kKeyLanes * padded_dim_, values);
+    Tile<float> widen_keys(const Tile<T>& tile, std::int64_t first, std::int64_t last) const {
+        Tile<float> wide{};
+        for (std::int64_t b = first; b < last; ++b) {
+            wide.keys[b] = scratch_.keys + b * kKeyLanes * dim_;
+            widen_block(tile.keys[b], kKeyLanes * dim_, scratch_.keys + b * kKeyLanes * dim_);
         }
         return wide;
     }
 
-    template <class U>
-    void run_rows(std::int64_t start, const Tile<U>& tile) const {
-        std::int64_t m = 0;
-        for (; m + kRegisterRows <= rows_; m += kRegisterRows) run_register_rows<kRegisterRows>(m, start, tile);
-        unroll<kRegisterRows - 1>([&](auto r) __attribute__((always_inline)) {
-            if (rows_ - m == r + 1) run_register_rows<r + 1>(m, start, tile);
-        });
-    }
-
-    template <int R, class U>
-    __attribute__((noinline)) void run_register_rows(std::int64_t m, std::int64_t start, const Tile<U>& tile) const {
-        const Visible seen = span(m, R, start);
-        if (seen.first >= seen.last) return;
-        SoftmaxShape shape{R, static_cast<int>(seen.first / kKeyLanes),
-                           static_cast<int>((seen.last + kKeyLanes - 1) / kKeyLanes), 0.0f};
-        if (a_.softcap != 0.0f) shape.cap = a_.softcap * kLog2E;
-        Visible rows[R];
-        for (int r = 0; r < R; ++r) rows[r] = visible(m + r, start, start + kTileKeys);
-        alignas(64) float decay[kKeyLanes];
-        const SoftmaxRows& part = scratch_.part;
-        score_blocks<R>(scratch_.q + m * dim_, dim_, tile, dim_, shape.first_block, shape.last_block, scratch_.scores);
-        softmax(shape, rows, scratch_.scores, part.maxima + m, part.sums + m * kKeyLanes, decay);
-        weigh_dims<R>(scratch_.scores, decay, tile, padded_dim_, seen.first, seen.last, part.out + m * padded_dim_);
+    Tile<float> widen_values(const Tile<T>& tile, std::int64_t first, std::int64_t last) const {
+        Tile<float> wide{};
+        for (std::int64_t b = first; b < last; ++b) {
+            wide.values[b] = scratch_.values + b * kKeyLanes * padded_dim_;
+            widen_block(tile.values[b], kKeyLanes * padded_dim_, scratch_.values + b * kKeyLanes * padded_dim_);
+        }
+        return wide;
     }
 
     const AttentionArgs& a_;

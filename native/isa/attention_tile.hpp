@@ -1,7 +1,7 @@
-// The two products of attention over one tile of 64 keys, and the softmax between them.
+// The two products of attention, over one tile of 64 keys at a time, and the softmax between them, over a split of 256.
 //
 // Rows stay invariant because every number has one order of operations whatever the blocking: a score is one chain of
-// multiply-adds over the dimensions, an output element one chain over the tile's keys, and a key that a row must not
+// multiply-adds over the dimensions, an output element one chain over the split's keys, and a key that a row must not
 // see has weight exactly 0, which leaves the chain as it is. fp16 keys and values are widened exactly, so it does not
 // matter whether that happens on the fly or once a tile.
 #pragma once
@@ -54,9 +54,15 @@ LEGATO_INLINE void score(const float* q, std::int64_t q_stride, const T* const* 
     }
     unroll<R>([&](auto r) __attribute__((always_inline)) {
         unroll<kVecs>([&](auto j)
-                          __attribute__((always_inline)) { store(scores + r * kTileKeys + j * kLanes, sums[r][j]); });
+                          __attribute__((always_inline)) { store(scores + r * kSplitKeys + j * kLanes, sums[r][j]); });
     });
 }
+
+// Keys that rows see in a tile or a split, as offsets from its start; none if first >= last.
+struct Visible {
+    std::int64_t first;
+    std::int64_t last;
+};
 
 // All scores of R rows against sub-blocks [first, last).
 template <int R, class T>
@@ -71,45 +77,49 @@ LEGATO_INLINE void score_blocks(const float* q, std::int64_t q_stride, const Til
     for (; b < last; ++b) score<R, 1>(q, q_stride, tile.keys + b, dim, scores + b * kKeyLanes);
 }
 
-// out[r][:] = out[r][:] * decay[r] + sum over keys [first, last) of weights[r][key] * value[key][:], for `Vecs` vectors
-// of dimensions. Loop: keys; inside, all rows against all vectors.
+// out[r][:] += sum over keys [first, last) of weights[r][key] * value[key][:], for `Vecs` vectors of dimensions; from
+// zero if `fresh`. Loop: keys; inside, all rows against all vectors.
 template <int R, int Vecs, class T>
-LEGATO_INLINE void weigh(const float* weights, const float* decay, const T* const* values, std::int64_t padded_dim,
-                         std::int64_t first, std::int64_t last, float* out, std::int64_t out_stride) {
+LEGATO_INLINE void weigh(const float* weights, const T* const* values, std::int64_t padded_dim, const Visible& seen,
+                         bool fresh, float* out) {
     Vec sums[R][Vecs];
-    unroll<R>([&](auto r) __attribute__((always_inline)) {
-        const Vec factor = splat(decay[r]);
-        unroll<Vecs>([&](auto j) __attribute__((always_inline)) {
-            sums[r][j] = mul(load(out + r * out_stride + j * kLanes), factor);
+    if (fresh) {
+        unroll<R>([&](auto r) __attribute__((always_inline)) {
+            unroll<Vecs>([&](auto j) __attribute__((always_inline)) { sums[r][j] = zero(); });
         });
-    });
-    for (std::int64_t key = first; key < last;) {
+    } else {
+        unroll<R>([&](auto r) __attribute__((always_inline)) {
+            unroll<Vecs>([&](auto j)
+                             __attribute__((always_inline)) { sums[r][j] = load(out + r * padded_dim + j * kLanes); });
+        });
+    }
+    for (std::int64_t key = seen.first; key < seen.last;) {
         const std::int64_t block = key / kKeyLanes;
-        const std::int64_t stop = (block + 1) * kKeyLanes < last ? (block + 1) * kKeyLanes : last;
+        const std::int64_t stop = (block + 1) * kKeyLanes < seen.last ? (block + 1) * kKeyLanes : seen.last;
         const T* v = values[block] + key % kKeyLanes * padded_dim;
         for (; key < stop; ++key, v += padded_dim) {
             Vec x[Vecs];
             unroll<Vecs>([&](auto j) __attribute__((always_inline)) { x[j] = load(v + j * kLanes); });
             unroll<R>([&](auto r) __attribute__((always_inline)) {
-                const Vec w = splat(weights[r * kTileKeys + key]);
+                const Vec w = splat(weights[r * kSplitKeys + key]);
                 unroll<Vecs>([&](auto j) __attribute__((always_inline)) { sums[r][j] = fma(w, x[j], sums[r][j]); });
             });
         }
     }
     unroll<R>([&](auto r) __attribute__((always_inline)) {
         unroll<Vecs>([&](auto j)
-                         __attribute__((always_inline)) { store(out + r * out_stride + j * kLanes, sums[r][j]); });
+                         __attribute__((always_inline)) { store(out + r * padded_dim + j * kLanes, sums[r][j]); });
     });
 }
 
 template <int R, class T>
-LEGATO_INLINE void weigh_dims(const float* weights, const float* decay, const Tile<T>& tile, std::int64_t padded_dim,
-                              std::int64_t first, std::int64_t last, float* out) {
+LEGATO_INLINE void weigh_dims(const float* weights, const Tile<T>& tile, std::int64_t padded_dim, const Visible& seen,
+                              bool fresh, float* out) {
     std::int64_t d = 0;
     const auto step = [&](auto vecs) __attribute__((always_inline)) {
         const T* values[kTileBlocks];
         for (int b = 0; b < kTileBlocks; ++b) values[b] = tile.values[b] + d;
-        weigh<R, vecs>(weights, decay, values, padded_dim, first, last, out + d, padded_dim);
+        weigh<R, vecs>(weights, values, padded_dim, seen, fresh, out + d);
         d += vecs * kLanes;
     };
     while (d + kRegisterVecs * kLanes <= padded_dim) step(std::integral_constant<int, kRegisterVecs>{});
@@ -119,59 +129,30 @@ LEGATO_INLINE void weigh_dims(const float* weights, const float* decay, const Ti
         if (d < padded_dim) step(std::integral_constant<int, kKeyVecs>{});
 }
 
-// State of the online softmax of one block of query rows, within one split.
-struct SoftmaxRows {
-    float* out;   // [rows, padded_dim], not divided by the sum yet
-    float* sums;  // [rows, 16], lane sums
-    float* maxima;
-};
-
-// Keys that one row sees in a tile, as offsets from the tile's start.
-struct Visible {
-    std::int64_t first;
-    std::int64_t last;
-};
-
-struct SoftmaxShape {
-    int rows;
-    int first_block;  // sub-blocks that hold scores
-    int last_block;
-    float cap;  // log2(e) * soft-cap, or 0
-};
-
-// Replaces scores (in units of log2) by weights 2^(score - maximum), updates maxima and sums, and writes each row's
-// decay: what its older weights shrink by. Keys outside `visible` get weight 0.
-LEGATO_INLINE void softmax(const SoftmaxShape& shape, const Visible* visible, float* scores, float* maxima, float* sums,
-                           float* decay) {
-    const std::int64_t begin = shape.first_block * kKeyLanes, end = shape.last_block * kKeyLanes;
-    alignas(64) float change[kKeyLanes] = {};
-    for (int r = 0; r < shape.rows; ++r) {
-        float* row = scores + r * kTileKeys;
-        if (shape.cap != 0.0f)
-            for (std::int64_t k = begin; k < end; k += kLanes)
-                store(row + k, mul(splat(shape.cap), tanh(load(row + k))));
-        for (std::int64_t k = begin; k < visible[r].first; ++k) row[k] = -__builtin_inff();
-        for (std::int64_t k = visible[r].last > begin ? visible[r].last : begin; k < end; ++k)
-            row[k] = -__builtin_inff();
-        Vec top = load(row + begin);
-        for (std::int64_t k = begin + kLanes; k < end; k += kLanes) top = max(top, load(row + k));
-        const float tile_max = lane_max(top);
-        const float new_max = tile_max > maxima[r] ? tile_max : maxima[r];
-        change[r] = maxima[r] - new_max;
-        maxima[r] = new_max;
+// Replaces one row's scores (in units of log2) in [begin, end), multiples of 16, by weights 2^(score - maximum), and
+// returns the maximum; keys outside `visible` get weight 0. `sums` becomes the lane sums of the weights. cap: log2(e)
+// times the soft-cap, or 0.
+LEGATO_INLINE float softmax_row(std::int64_t begin, std::int64_t end, const Visible& visible, float cap, float* row,
+                                float* sums) {
+    if (cap != 0.0f)
+        for (std::int64_t k = begin; k < end; k += kLanes) store(row + k, mul(splat(cap), tanh(load(row + k))));
+    for (std::int64_t k = begin; k < visible.first; ++k) row[k] = -__builtin_inff();
+    for (std::int64_t k = visible.last > begin ? visible.last : begin; k < end; ++k) row[k] = -__builtin_inff();
+    Vec tops[kKeyVecs] = {};
+    unroll<kKeyVecs>([&](auto j) __attribute__((always_inline)) { tops[j] = splat(kEmptyMax); });
+    for (std::int64_t k = begin; k < end; k += kKeyLanes)
+        unroll<kKeyVecs>([&](auto j)
+                             __attribute__((always_inline)) { tops[j] = max(tops[j], load(row + k + j * kLanes)); });
+    for (int j = 1; j < kKeyVecs; ++j) tops[0] = max(tops[0], tops[j]);
+    const float maximum = lane_max(tops[0]);
+    Vec sum = zero();
+    for (std::int64_t k = begin; k < end; k += kLanes) {
+        const Vec weight = exp2_weight(sub(load(row + k), splat(maximum)));
+        sum = add(sum, weight);
+        store(row + k, weight);
     }
-    for (int i = 0; i < kKeyLanes; i += kLanes) store(decay + i, exp2_weight(load(change + i)));
-    for (int r = 0; r < shape.rows; ++r) {
-        float* row = scores + r * kTileKeys;
-        const Vec top = splat(maxima[r]);
-        Vec sum = mul(load(sums + r * kKeyLanes), splat(decay[r]));
-        for (std::int64_t k = begin; k < end; k += kLanes) {
-            const Vec weight = exp2_weight(sub(load(row + k), top));
-            sum = add(sum, weight);
-            store(row + k, weight);
-        }
-        store(sums + r * kKeyLanes, sum);
-    }
+    store(sums, sum);
+    return maximum;
 }
 
 }  // namespace legato::LEGATO_ISA
