@@ -1,0 +1,237 @@
+"""Packed weights and linear kernels: exact packing, NumPy oracles, equal bits whatever the company, threads or ISA."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from legato import _native
+from legato._native import Matrix
+
+F32 = np.float32
+FUSED_ISAS = [name for name in _native.isas() if name != "portable"]  # one arithmetic; portable rounds products
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """A quantised format. `top` is the largest code, `half` makes scales that fp16 holds exactly."""
+
+    name: str
+    bits: int
+    group: int
+    zero: int
+    top: int
+    minimum: bool
+    half: bool = True
+
+    def make(self, rows: int, cols: int, seed: int = 0) -> tuple[Matrix, np.ndarray]:
+        """The packed matrix and its values by the definition, fp32 [rows, cols]."""
+        rng = np.random.default_rng(seed)
+        q = rng.integers(0, self.top + 1, (rows, cols), dtype=np.uint8)
+        shape = (rows, cols // self.group)
+        scale = rng.uniform(0.001, 0.02, shape).astype(F32)
+        minimum = rng.uniform(-0.2, 0.1, shape).astype(F32) if self.minimum else None
+        if self.half:
+            scale = scale.astype(np.float16).astype(F32)
+            minimum = None if minimum is None else minimum.astype(np.float16).astype(F32)
+        packed = Matrix.pack_grouped(q, scale, minimum, zero=self.zero, bits=self.bits, group=self.group)
+        values = np.repeat(scale, self.group, 1) * (q.astype(F32) - F32(self.zero))
+        return packed, values if minimum is None else values + np.repeat(minimum, self.group, 1)
+
+
+@dataclass(frozen=True)
+class Dense:
+    name: str
+
+    def make(self, rows: int, cols: int, seed: int = 0) -> tuple[Matrix, np.ndarray]:
+        values = np.random.default_rng(seed).standard_normal((rows, cols)).astype(F32)
+        if self.name == "f16":
+            half = values.astype(np.float16)
+            return Matrix.pack_dense(half, dtype="f16"), half.astype(F32)
+        if self.name == "bf16":
+            bits = (values.view(np.uint32) >> 16).astype(np.uint16)
+            return Matrix.pack_dense(bits, dtype="bf16"), (bits.astype(np.uint32) << 16).view(F32)
+        return Matrix.pack_dense(values, dtype="f32"), values
+
+
+GROUPED = [
+    Grouped("w4g32f16m", 4, 32, 0, 15, True),  # Q4_1
+    Grouped("w4g32f16", 4, 32, 8, 15, False),  # Q4_0
+    Grouped("w4g32f32m", 4, 32, 0, 15, True, half=False),  # Q4_K
+    Grouped("w8g32f16", 8, 32, 128, 255, False),  # Q8_0
+    Grouped("w8g32f16", 8, 32, 16, 31, False),  # Q5_0
+    Grouped("w8g32f16m", 8, 32, 0, 255, True),
+    Grouped("w8g16f32", 8, 16, 32, 63, False, half=False),  # Q6_K
+    Grouped("w8g16f16m", 8, 16, 0, 255, True),
+    Grouped("w4g32f16m", 4, 32, 3, 15, True),  # a zero and minima
+    Grouped("w4g32f16", 4, 32, 0, 15, False),  # neither
+]
+FORMATS: list[Grouped | Dense] = [*GROUPED, Dense("f32"), Dense("f16"), Dense("bf16")]
+
+
+def quantised(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """int8 codes [rows, cols] and scales [rows, cols / 32] of the activations, by the definition."""
+    groups = x.reshape(x.shape[0], -1, 32)
+    largest = np.abs(groups).max(2)
+    safe = np.where(largest > 0, largest, F32(1))
+    codes = np.rint(groups * (F32(127) / safe)[:, :, None]) * (largest > 0)[:, :, None]
+    return codes.reshape(x.shape).astype(np.int64), largest / F32(127)
+
+
+def oracle(values: np.ndarray, x: np.ndarray, int8: bool) -> np.ndarray:
+    if int8:
+        codes, scales = quantised(x)
+        x = codes * np.repeat(scales.astype(np.float64), 32, 1)
+    return x.astype(np.float64) @ values.astype(np.float64).T
+
+
+def activations(rows: int, cols: int, seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((rows, cols)).astype(F32)
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
+def test_unpacking_gives_back_exactly_what_was_packed(form: Grouped | Dense) -> None:
+    for rows in (1, 16, 37):
+        packed, values = form.make(rows, 96)
+        assert packed.format == form.name and (packed.rows, packed.cols) == (rows, 96)
+        assert np.array_equal(packed.unpack().view(np.uint32), values.view(np.uint32))
+
+
+def test_a_matrix_takes_the_bytes_its_format_says() -> None:
+    panels = 3  # of 16 outputs: 37 rows
+    assert GROUPED[0].make(37, 64)[0].nbytes == panels * 2 * (256 + 32 + 32)
+    assert GROUPED[3].make(37, 64)[0].nbytes == panels * 2 * (512 + 32)
+    assert GROUPED[6].make(37, 64)[0].nbytes == panels * 4 * (256 + 64)
+    assert Dense("f32").make(37, 64)[0].nbytes == panels * 64 * 64
+    assert Dense("bf16").make(37, 64)[0].nbytes == panels * 64 * 32
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
+@pytest.mark.parametrize("mode", ["int8", "f32"])
+def test_a_linear_layer_is_the_product_with_the_dequantised_weight(isa: str, form: Grouped | Dense, mode: str) -> None:
+    for outputs, cols in ((37, 96), (48, 544)):
+        packed, values = form.make(outputs, cols)
+        for rows in (1, 2, 5, 13, 33):
+            x = activations(rows, cols)
+            y = packed.linear(x, activations=mode, threads=2)
+            want = oracle(values, x, int8=mode == "int8" and isinstance(form, Grouped))
+            bound = 2e-6 * np.abs(x).max() * np.abs(values).max() * cols
+            assert np.abs(y - want).max() <= bound, (outputs, cols, rows)
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
+@pytest.mark.parametrize("mode", ["int8", "f32"])
+@settings(max_examples=5, deadline=None)
+@given(data=st.data())
+def test_a_row_keeps_its_bits_in_any_company(form: Grouped | Dense, mode: str, data: st.DataObject) -> None:
+    """Rows, order, number of threads and position in the batch choose other micro-kernels; the bits stay."""
+    packed, _ = form.make(53, 160)
+    x = activations(64, 160)
+    chosen = data.draw(st.lists(st.integers(0, 63), min_size=1, max_size=64))
+    threads = data.draw(st.integers(1, 3))
+    before = _native.isa()
+    try:
+        for name in _native.isas():
+            _native.set_isa(name)
+            whole = packed.linear(x, activations=mode, threads=1)
+            some = packed.linear(np.ascontiguousarray(x[chosen]), activations=mode, threads=threads)
+            assert np.array_equal(some.view(np.uint32), whole[chosen].view(np.uint32)), name
+    finally:
+        _native.set_isa(before)
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
+@pytest.mark.parametrize("mode", ["int8", "f32"])
+def test_every_instruction_set_with_fused_multiply_add_gives_the_same_bits(form: Grouped | Dense, mode: str) -> None:
+    if len(FUSED_ISAS) < 2:
+        pytest.skip("needs two such instruction sets")
+    before = _native.isa()
+    try:
+        for cols in (96, 544):
+            packed, _ = form.make(53, cols)
+            for rows in (1, 7, 16, 50):
+                results = []
+                for name in FUSED_ISAS:
+                    _native.set_isa(name)
+                    results.append(packed.linear(activations(rows, cols), activations=mode, threads=2).view(np.uint32))
+                assert all(np.array_equal(result, results[0]) for result in results), (cols, rows)
+    finally:
+        _native.set_isa(before)
+
+
+def test_extreme_codes_and_activations_do_not_overflow(isa: str) -> None:
+    """Largest codes against activations that are all +127 or all -127: sums of 16 bits must hold a group."""
+    cols = 64
+    for form in GROUPED:
+        q = np.full((16, cols), form.top, np.uint8)
+        scale = np.ones((16, cols // form.group), F32)
+        minimum = np.zeros_like(scale) if form.minimum else None
+        packed = Matrix.pack_grouped(q, scale, minimum, zero=form.zero, bits=form.bits, group=form.group)
+        for sign in (1, -1):
+            y = packed.linear(np.full((20, cols), sign * 127, F32), threads=2)
+            assert (y == sign * 127 * cols * (form.top - form.zero)).all(), (form.name, sign)
+
+
+def test_zero_and_tiny_activations_give_zero(isa: str) -> None:
+    packed, _ = GROUPED[0].make(32, 64)
+    for value in (0.0, 1e-38, -1e-40):
+        x = np.full((17, 64), value, F32)
+        assert (packed.linear(x) == 0).all()
+
+
+def test_activations_that_are_not_finite_stay_in_their_row(isa: str) -> None:
+    packed, _ = GROUPED[0].make(32, 64)
+    x = activations(18, 64)
+    clean = packed.linear(x)
+    x[3, 5], x[9, 40] = np.nan, np.inf
+    y = packed.linear(x)
+    others = [row for row in range(18) if row not in (3, 9)]
+    assert np.array_equal(y[others], clean[others])
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
+def test_gathered_rows_are_the_unpacked_ones(isa: str, form: Grouped | Dense) -> None:
+    packed, values = form.make(37, 96)
+    ids = np.array([36, 0, 5, 5, 16], np.int32)
+    assert np.array_equal(packed.gather(ids), values[ids])
+    assert np.array_equal(packed.gather(ids, scale=8.0, threads=2), F32(8.0) * values[ids])
+
+
+def test_no_rows_give_no_rows(isa: str) -> None:
+    packed, _ = GROUPED[0].make(32, 64)
+    assert packed.linear(np.empty((0, 64), F32)).shape == (0, 32)
+    assert packed.gather(np.empty(0, np.int32)).shape == (0, 64)
+
+
+def _pack(q: np.ndarray, scale: np.ndarray, zero: int = 0, bits: int = 4, group: int = 32) -> Matrix:
+    return Matrix.pack_grouped(q, scale, None, zero=zero, bits=bits, group=group)
+
+
+BAD: dict[str, Callable[[], object]] = {
+    "columns": lambda: _pack(np.zeros((2, 48), np.uint8), np.ones((2, 3), F32), group=16, bits=8),
+    "scale shape": lambda: _pack(np.zeros((2, 64), np.uint8), np.ones((2, 3), F32)),
+    "code over 15": lambda: _pack(np.full((2, 32), 16, np.uint8), np.ones((2, 1), F32)),
+    "zero": lambda: _pack(np.zeros((2, 32), np.uint8), np.ones((2, 1), F32), zero=16),
+    "signed range": lambda: _pack(np.full((2, 32), 255, np.uint8), np.ones((2, 1), F32), zero=100, bits=8),
+    "infinite scale": lambda: _pack(np.zeros((2, 32), np.uint8), np.full((2, 1), np.inf, F32)),
+    "group": lambda: _pack(np.zeros((2, 64), np.uint8), np.ones((2, 1), F32), group=64),
+    "bits": lambda: _pack(np.zeros((2, 32), np.uint8), np.ones((2, 1), F32), bits=5),
+    "no rows": lambda: _pack(np.zeros((0, 32), np.uint8), np.ones((0, 1), F32)),
+    "dtype": lambda: Matrix.pack_dense(np.zeros((2, 3), F32), dtype="f64"),
+    "wrong dtype": lambda: Matrix.pack_dense(np.zeros((2, 3), F32), dtype="bf16"),
+    "x columns": lambda: GROUPED[0].make(2, 64)[0].linear(np.zeros((1, 32), F32)),
+    "activations": lambda: GROUPED[0].make(2, 64)[0].linear(np.zeros((1, 64), F32), activations="int4"),
+    "id": lambda: GROUPED[0].make(2, 64)[0].gather(np.array([2], np.int32)),
+    "negative id": lambda: GROUPED[0].make(2, 64)[0].gather(np.array([-1], np.int32)),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_arguments_raise_value_error(case: str) -> None:
+    with pytest.raises(ValueError):
+        BAD[case]()
