@@ -29,6 +29,7 @@ class Oracle:
 
     def __init__(self, model: Path, weights: Path | None) -> None:
         torch.set_grad_enabled(False)
+        torch.set_num_threads(1)  # one order of summation, whatever the machine
         folder, extra = (str(model.parent), {"gguf_file": model.name}) if weights is None else (str(weights), {})
         self.tokenizer = AutoTokenizer.from_pretrained(folder, **extra)
         self.model = AutoModelForCausalLM.from_pretrained(
