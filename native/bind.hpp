@@ -37,5 +37,6 @@ void bind_dispatch(nb::module_& m);
 void bind_matrix(nb::module_& m);
 void bind_kv(nb::module_& m);
 void bind_program(nb::module_& m);
+void bind_bench(nb::module_& m);
 
 }  // namespace legato

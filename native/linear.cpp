@@ -2,10 +2,15 @@
 
 #include <omp.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <memory>
 #include <new>
 #include <stdexcept>
+#include <vector>
+
+#include "memory.hpp"
 
 namespace legato {
 namespace {
@@ -48,6 +53,56 @@ void gather_once(const LinearKernels& kernels, const Matrix& w, const std::int32
     const Rows output{y, w.cols(), count, w.cols()};
 #pragma omp parallel num_threads(threads)
     kernels.gather(w, ids, scale, output);
+}
+
+LinearSeconds time_linear(const LinearKernels& kernels, const Matrix& w, std::int64_t rows, bool int8, int threads,
+                          double seconds) {
+    using Clock = std::chrono::steady_clock;
+    const auto since = [](Clock::time_point start) {
+        return std::chrono::duration<double>(Clock::now() - start).count();
+    };
+    int8 = int8 && w.quantised();
+    const Matrix* parts[] = {&w};
+    const PageBuffer x_buffer(static_cast<std::size_t>(rows * w.cols()) * sizeof(float));
+    const PageBuffer y_buffer(static_cast<std::size_t>(rows * w.rows()) * sizeof(float));
+    const PageBuffer scratch(kernels.linear_scratch_nbytes(parts, 1, threads, int8));
+    const PageBuffer codes(int8 ? kernels.quantised_nbytes(rows, w.cols()) : 0);
+    const Rows x{reinterpret_cast<float*>(x_buffer.data()), w.cols(), rows, w.cols()};
+    const Rows y{reinterpret_cast<float*>(y_buffer.data()), w.rows(), rows, w.rows()};
+    for (std::int64_t i = 0; i < rows * w.cols(); ++i)
+        x.data[i] = static_cast<float>((i * 7919) % 2001 - 1000) * 0.001f;
+    const Quantised quantised{codes.data(), rows, w.cols()};
+    LinearSeconds best{1e9, 1e9};
+    bool more = true;
+    const Clock::time_point begin = Clock::now();
+    Clock::time_point start, middle;
+#pragma omp parallel num_threads(threads)
+    while (more) {
+        // One thread reads the clock for all: a thread that was held up must not shorten the time.
+#pragma omp single
+        start = Clock::now();
+        if (int8) kernels.quantise(x, quantised);
+#pragma omp single
+        middle = Clock::now();
+        kernels.linear(parts, 1, x, int8 ? &quantised : nullptr, y, nullptr, nullptr, scratch.data());
+#pragma omp single
+        {
+            best.linear = std::min(best.linear, since(middle));
+            best.quantise = std::min(best.quantise, std::chrono::duration<double>(middle - start).count());
+            more = since(begin) < seconds;
+        }
+    }
+    if (!int8) best.quantise = 0.0;
+    return best;
+}
+
+double fma_peak(const LinearKernels& kernels, int threads, double seconds) {
+    std::vector<double> flops(static_cast<std::size_t>(threads));
+#pragma omp parallel num_threads(threads)
+    flops[static_cast<std::size_t>(omp_get_thread_num())] = kernels.fma_peak(seconds);
+    double total = 0.0;
+    for (const double f : flops) total += f;
+    return total;
 }
 
 }  // namespace legato

@@ -12,6 +12,18 @@ namespace legato {
 void linear_once(const LinearKernels& kernels, const Matrix& w, const float* x, std::int64_t rows, float* y, bool int8,
                  int threads);
 
+// Shortest times of one layer in a running team: of quantising the activations (0 if they stay fp32) and of the layer.
+struct LinearSeconds {
+    double quantise, linear;
+};
+
+// Repeats for about `seconds`, on buffers of its own that are touched before.
+LinearSeconds time_linear(const LinearKernels& kernels, const Matrix& w, std::int64_t rows, bool int8, int threads,
+                          double seconds);
+
+// fp32 flop/s of `threads` threads at once, on registers.
+double fma_peak(const LinearKernels& kernels, int threads, double seconds);
+
 // y [count, w.cols()] = scale * w[ids]. Throws std::invalid_argument for an id that is out of range.
 void gather_once(const LinearKernels& kernels, const Matrix& w, const std::int32_t* ids, std::int64_t count,
                  float scale, float* y, int threads);

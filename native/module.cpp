@@ -7,4 +7,5 @@ NB_MODULE(_native, m) {
     legato::bind_matrix(m);
     legato::bind_kv(m);
     legato::bind_program(m);
+    legato::bind_bench(m);
 }

@@ -125,7 +125,8 @@ void quantise_rows(const Rows& x, const Quantised& out, std::int64_t begin, std:
 }
 
 void quantise(const Rows& x, const Quantised& out) {
-    constexpr std::int64_t chunk = 8;
+    // A whole block of rows: rows of one block share cache lines, which two threads should not.
+    const std::int64_t chunk = block_rows(x.rows) < 8 ? 1 : block_rows(x.rows);
 #pragma omp for schedule(dynamic, 1)
     for (std::int64_t first = 0; first < x.rows; first += chunk) {
         quantise_rows(x, out, first, first + chunk < x.rows ? first + chunk : x.rows);
