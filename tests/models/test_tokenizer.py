@@ -234,6 +234,15 @@ def test_bos_follows_the_pre_tokenizer_unless_the_file_says(pre: str, expected: 
     assert told.add_bos is not expected
 
 
+def test_the_end_of_a_turn_is_special_even_where_the_file_forgot_it() -> None:
+    keys = byte_level()
+    keys["tokenizer.ggml.token_type"] = [1] * 261
+    tokenizer = tokenizer_from_gguf(keys | {"tokenizer.ggml.eos_token_id": 0}, "x")
+    assert tokenizer.eos_ids == {0, 259} and tokenizer.special_ids == {259}
+    assert tokenizer.encode("in<|end|>", parse_special=True)[-1] == 259
+    assert 259 not in tokenizer.encode("in<|end|>")
+
+
 def test_an_eos_is_added_where_the_file_says() -> None:
     assert tokenizer_from_gguf(byte_level(add_eos_token=True), "x").encode("in")[-1] == 259
 

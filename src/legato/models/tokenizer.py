@@ -132,6 +132,8 @@ def tokenizer_from_gguf(metadata: Mapping[str, object], source: str) -> Tokenize
     kind = metadata.get("tokenizer.ggml.model")
     tokens = keys.strings("tokens")
     types = keys.integers("token_type", len(tokens)) or [_NORMAL] * len(tokens)
+    # Some converters leave these without their type, and the answer would run past its end.
+    types = [_CONTROL if token in _END_TEXTS else type_ for token, type_ in zip(tokens, types, strict=True)]
     special = {number for number, type_ in enumerate(types) if type_ in (_CONTROL, _UNKNOWN)}
     eos_id = keys.token("eos_token_id", len(tokens))
     ends = {number for number in special if tokens[number] in _END_TEXTS}
