@@ -3,12 +3,15 @@
 // An item is a block of consecutive rows of one sequence against one kv head. The query heads that share the kv head
 // are just more rows: row m of the block is position m / heads, head m % heads. Loop order: splits of 256 keys; in a
 // split, scores tile by tile, then each row's softmax, then values tile by tile; in a tile, rows by the register block.
-// Splits are merged in order (see attention.hpp).
+// Splits are merged in order (see attention.hpp). On AMX, fp16 KV goes through matrix tiles (see attention_amx.hpp).
 #include "attention.hpp"
 
 #include <omp.h>
 
 #include "isa/attention_tile.hpp"
+#if LEGATO_ISA_AMX
+#include "isa/attention_amx.hpp"
+#endif
 #include "isa/simd.hpp"
 #include "isa/tables.hpp"
 #include "isa/team_loop.hpp"
@@ -24,8 +27,25 @@ constexpr std::int64_t round_up(std::int64_t n) { return (n + kKeyLanes - 1) / k
 
 std::int64_t block_rows(std::int64_t head_dim, std::int64_t group_heads) {
     const std::int64_t rows = attention_block_rows(head_dim);
-    return rows > group_heads ? rows : group_heads;
+    return round_up(rows > group_heads ? rows : group_heads);
 }
+
+// Stands where there are no matrix tiles.
+struct NoTiles {
+    static constexpr bool used = false;
+    NoTiles(std::byte*, std::int64_t, std::int64_t, std::int64_t) {}
+    std::size_t nbytes() const { return 0; }
+    static void configure() {}
+    static void release() {}
+};
+
+#if LEGATO_ISA_AMX
+template <class T>
+using TilesOf = std::conditional_t<std::is_same_v<T, Half>, AmxTiles, NoTiles>;
+#else
+template <class T>
+using TilesOf = NoTiles;
+#endif
 
 // Rows attended to some splits.
 struct SplitRows {
@@ -59,13 +79,15 @@ struct Scratch {
         scores = take(rows * kSplitKeys);
         keys = take(kTileKeys * dim);
         values = take(kTileKeys * padded_dim);
-        nbytes = static_cast<std::size_t>(reinterpret_cast<std::byte*>(at) - data);
+        nbytes = (static_cast<std::size_t>(reinterpret_cast<std::byte*>(at) - data) + 63) / 64 * 64;
     }
     std::size_t nbytes;
 };
 
 std::size_t thread_nbytes(std::int64_t head_dim, std::int64_t group_heads) {
-    return Scratch(nullptr, block_rows(head_dim, group_heads), head_dim, round_up(head_dim)).nbytes;
+    const std::int64_t rows = block_rows(head_dim, group_heads), padded_dim = round_up(head_dim);
+    return Scratch(nullptr, rows, head_dim, padded_dim).nbytes +
+           TilesOf<Half>(nullptr, rows, head_dim, padded_dim).nbytes();
 }
 
 void clear(const SplitRows& state, std::int64_t first, std::int64_t rows, std::int64_t padded_dim) {
@@ -112,7 +134,8 @@ class Item {
           dim_(args.kv.head_dim),
           padded_dim_(args.kv.padded_dim),
           position_(args.step->positions[group.row]),
-          scratch_(scratch, block_rows(dim_, heads_), dim_, padded_dim_) {}
+          scratch_(scratch, block_rows(dim_, heads_), dim_, padded_dim_),
+          tiles_(scratch + scratch_.nbytes, block_rows(dim_, heads_), dim_, padded_dim_) {}
 
     // All splits, in order, into the output.
     void run_all() {
@@ -167,6 +190,7 @@ class Item {
             float* to = scratch_.q + m * dim_;
             for (std::int64_t d = 0; d < dim_; ++d) to[d] = from[d] * factor;
         }
+        if constexpr (TilesOf<T>::used) tiles_.load_queries(scratch_.q, rows_);
     }
 
     void write_output() {
@@ -182,6 +206,14 @@ class Item {
 
     void run_split(std::int64_t split) {
         const std::int64_t start = split * kSplitKeys;
+        if constexpr (TilesOf<T>::used) {
+            run_split_on_tiles(start);
+        } else {
+            run_split_on_vectors(start);
+        }
+    }
+
+    void run_split_on_vectors(std::int64_t start) {
         for_tiles(start, [&](std::int64_t at, const Tile<T>& tile, std::int64_t first, std::int64_t last) {
             if (wide()) {
                 score_tile(start, at, widen_keys(tile, first, last));
@@ -198,6 +230,49 @@ class Item {
             }
         });
     }
+
+    void run_split_on_tiles(std::int64_t start) {
+        for_tiles(start, [&](std::int64_t at, const Tile<T>& tile, std::int64_t first, std::int64_t last) {
+            tiles_.load_keys(tile, first, last);
+            for (std::int64_t m = 0; m < rows_; m += kKeyLanes) {
+                const Visible seen = span(m, tile_rows(m), start + at, kTileKeys);
+                if (seen.first < seen.last)
+                    tiles_.score(m / kKeyLanes, seen.first / kKeyLanes, (seen.last + kKeyLanes - 1) / kKeyLanes,
+                                 scratch_.scores + m * kSplitKeys + at);
+            }
+        });
+        for (std::int64_t m = 0; m < rows_; m += kKeyLanes) soften_tile_rows(start, m);
+        constexpr std::int64_t pair = 2 * kKeyLanes;
+        const std::int64_t stop = span(0, rows_, start, kSplitKeys).last;
+        for_tiles(start, [&](std::int64_t at, const Tile<T>& tile, std::int64_t first, std::int64_t last) {
+            tiles_.load_values(tile, first / 2, (last + 1) / 2, stop - at);
+            for (std::int64_t m = 0; m < rows_; m += kKeyLanes) {
+                const Visible seen = span(m, tile_rows(m), start + at, kTileKeys);
+                if (seen.first >= seen.last) continue;
+                const bool fresh = span(m, tile_rows(m), start, kSplitKeys).first >= at;
+                tiles_.weigh(m / kKeyLanes, at, seen.first / pair, (seen.last + pair - 1) / pair, fresh,
+                             scratch_.part.out + m * padded_dim_);
+            }
+        });
+    }
+
+    // Rows that fill up a tile get weight 0.
+    void soften_tile_rows(std::int64_t start, std::int64_t m) const {
+        const std::int64_t count = tile_rows(m);
+        const Visible seen = span(m, count, start, kSplitKeys);
+        if (seen.first >= seen.last) {
+            clear(scratch_.part, m, count, padded_dim_);
+            return;
+        }
+        constexpr std::int64_t pair = 2 * kKeyLanes;
+        const std::int64_t begin = seen.first / pair * pair, end = (seen.last + pair - 1) / pair * pair;
+        for (std::int64_t r = m; r < m + kKeyLanes; ++r)
+            scratch_.part.maxima[r] =
+                tiles_.soften(r, begin, end, r < rows_ ? visible(r, start) : Visible{0, 0}, a_.softcap * kLog2E,
+                              scratch_.scores + r * kSplitKeys, scratch_.part.sums + r * kKeyLanes);
+    }
+
+    std::int64_t tile_rows(std::int64_t m) const { return rows_ - m < kKeyLanes ? rows_ - m : kKeyLanes; }
 
     // Calls f(offset in the split, tile, first sub-block, last sub-block) for the split's tiles of which any row sees
     // keys.
@@ -219,6 +294,12 @@ class Item {
         unroll<kRegisterRows - 1>([&](auto r) __attribute__((always_inline)) {
             if (rows_ - m == r + 1) f(std::integral_constant<int, r + 1>{}, m);
         });
+    }
+
+    // What one row sees of its split; empty as {0, 0}.
+    Visible visible(std::int64_t m, std::int64_t start) const {
+        const Visible seen = span(m, 1, start, kSplitKeys);
+        return seen.first < seen.last ? seen : Visible{0, 0};
     }
 
     // What any of query rows [m, m + count) sees of the `keys` keys from `start` on, as offsets from `start`. Rows are
@@ -312,6 +393,7 @@ class Item {
     const std::int64_t padded_dim_;
     const std::int64_t position_;  // of the first row
     const Scratch scratch_;
+    const TilesOf<T> tiles_;
 };
 
 template <class T>
@@ -331,6 +413,7 @@ void run_item(const AttentionArgs& a, const AttentionItem& work, std::byte* scra
 
 void attention(const AttentionArgs& args) {
     std::byte* scratch = args.thread_scratch + static_cast<std::size_t>(omp_get_thread_num()) * args.thread_nbytes;
+    if (args.kv.type == KvType::f16) TilesOf<Half>::configure();
     team_for(args.work.item_count, [&](std::int64_t i) {
         if (args.kv.type == KvType::f16) {
             run_item<Half>(args, args.work.items[i], scratch);
@@ -338,6 +421,7 @@ void attention(const AttentionArgs& args) {
             run_item<float>(args, args.work.items[i], scratch);
         }
     });
+    if (args.kv.type == KvType::f16) TilesOf<Half>::release();
 }
 
 }  // namespace

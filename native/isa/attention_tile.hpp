@@ -129,11 +129,10 @@ LEGATO_INLINE void weigh_dims(const float* weights, const Tile<T>& tile, std::in
         if (d < padded_dim) step(std::integral_constant<int, kKeyVecs>{});
 }
 
-// Replaces one row's scores (in units of log2) in [begin, end), multiples of 16, by weights 2^(score - maximum), and
-// returns the maximum; keys outside `visible` get weight 0. `sums` becomes the lane sums of the weights. cap: log2(e)
-// times the soft-cap, or 0.
-LEGATO_INLINE float softmax_row(std::int64_t begin, std::int64_t end, const Visible& visible, float cap, float* row,
-                                float* sums) {
+// The maximum of one row's scores (in units of log2) in [begin, end), multiples of 16, once the soft-cap is applied and
+// keys outside `visible` are -infinity. cap: log2(e) times the soft-cap, or 0.
+LEGATO_INLINE float softmax_maximum(std::int64_t begin, std::int64_t end, const Visible& visible, float cap,
+                                    float* row) {
     if (cap != 0.0f)
         for (std::int64_t k = begin; k < end; k += kLanes) store(row + k, mul(splat(cap), tanh(load(row + k))));
     for (std::int64_t k = begin; k < visible.first; ++k) row[k] = -__builtin_inff();
@@ -144,7 +143,14 @@ LEGATO_INLINE float softmax_row(std::int64_t begin, std::int64_t end, const Visi
         unroll<kKeyVecs>([&](auto j)
                              __attribute__((always_inline)) { tops[j] = max(tops[j], load(row + k + j * kLanes)); });
     for (int j = 1; j < kKeyVecs; ++j) tops[0] = max(tops[0], tops[j]);
-    const float maximum = lane_max(tops[0]);
+    return lane_max(tops[0]);
+}
+
+// Replaces one row's scores in [begin, end) by weights 2^(score - maximum) and returns the maximum; keys outside
+// `visible` get weight 0. `sums` becomes the lane sums of the weights.
+LEGATO_INLINE float softmax_row(std::int64_t begin, std::int64_t end, const Visible& visible, float cap, float* row,
+                                float* sums) {
+    const float maximum = softmax_maximum(begin, end, visible, cap, row);
     Vec sum = zero();
     for (std::int64_t k = begin; k < end; k += kLanes) {
         const Vec weight = exp2_weight(sub(load(row + k), splat(maximum)));

@@ -23,7 +23,8 @@ def random_qkv(shape: Shape, ids: int = 400, seed: int = 0) -> np.ndarray:
 
 
 def assert_close(got: np.ndarray, wanted: np.ndarray) -> None:
-    np.testing.assert_allclose(got, wanted, rtol=0, atol=8e-6)
+    # AMX multiplies numbers of 16 significant bits; the other kernels stay under 8e-6.
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=4e-5 if _native.isa() == "amx" else 8e-6)
 
 
 @pytest.mark.parametrize(
@@ -154,4 +155,4 @@ def test_isas_differ_in_rounding_only() -> None:
         outs.append(AttentionRig(shape, random_qkv(shape)).step([(0, 0, tokens)])[0])
     _native.set_isa(before)
     for out in outs[1:]:
-        np.testing.assert_allclose(out, outs[0], rtol=0, atol=1e-5)
+        np.testing.assert_allclose(out, outs[0], rtol=0, atol=4e-5)

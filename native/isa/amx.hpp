@@ -1,0 +1,32 @@
+// AMX tiles by number. Inline assembly, since GCC 12's intrinsics do not tell the compiler of the memory they touch and
+// want literal tile numbers; put `order_memory` where tile loads and stores meet ordinary ones.
+#pragma once
+
+#include "isa/simd.hpp"
+
+namespace legato::LEGATO_ISA {
+
+LEGATO_INLINE void order_memory() { asm volatile("" ::: "memory"); }
+
+template <int Tile>
+LEGATO_INLINE void tile_load(const void* from, std::int64_t stride) {
+    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(Tile));
+}
+
+template <int Tile>
+LEGATO_INLINE void tile_store(void* to, std::int64_t stride) {
+    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(Tile));
+}
+
+template <int Tile>
+LEGATO_INLINE void tile_zero() {
+    asm volatile("tilezero %%tmm%c0" ::"i"(Tile));
+}
+
+// sums[16 rows][16] += a[16 rows][16 pairs] times b[16 pairs][16], pairs of bf16, in ascending order of pairs.
+template <int Sums, int A, int B>
+LEGATO_INLINE void tile_product_bf16() {
+    asm volatile("tdpbf16ps %%tmm%c0, %%tmm%c1, %%tmm%c2" ::"i"(B), "i"(A), "i"(Sums));
+}
+
+}  // namespace legato::LEGATO_ISA
