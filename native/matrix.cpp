@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <stdexcept>
+#include <utility>
 
 #include "quant.hpp"
 
@@ -84,10 +85,13 @@ int load_code(const PanelLayout& w, const std::byte* group, int64_t o, int k) {
 
 }  // namespace
 
-Matrix::Matrix(const PanelLayout& layout) : layout_(layout) {
-    layout_.panels = (layout_.rows + panel_outputs - 1) / panel_outputs;
-    data_ = PageBuffer(nbytes());
-    layout_.data = data_.data();
+Matrix::Matrix(const PanelLayout& layout, SlabPiece data) : layout_(layout), data_(std::move(data)) {}
+
+Matrix Matrix::allocate(PanelLayout layout) {
+    layout.panels = (layout.rows + panel_outputs - 1) / panel_outputs;
+    SlabPiece data = SlabPiece::allocate(static_cast<std::size_t>(layout.panels * layout.panel_nbytes));
+    layout.data = data.data();
+    return Matrix(layout, std::move(data));
 }
 
 Matrix Matrix::pack_grouped(const std::uint8_t* q, const float* scale, const float* minimum, int64_t rows, int64_t cols,
@@ -110,7 +114,7 @@ Matrix Matrix::pack_grouped(const std::uint8_t* q, const float* scale, const flo
     const int64_t code_nbytes = panel_outputs * group / (nibbles ? 2 : 1);
     layout.group_nbytes = code_nbytes + factor_nbytes * (minimum ? 2 : 1);
     layout.panel_nbytes = layout.group_nbytes * groups;
-    Matrix matrix(layout);
+    Matrix matrix = allocate(layout);
 
     alignas(64) std::uint8_t codes[panel_outputs * 32];
     std::byte* at = matrix.data_.data();
@@ -151,7 +155,7 @@ Matrix Matrix::pack_dense(const void* values, int64_t rows, int64_t cols, Weight
     layout.group = 1;
     layout.group_nbytes = panel_outputs * size;
     layout.panel_nbytes = layout.group_nbytes * cols;
-    Matrix matrix(layout);
+    Matrix matrix = allocate(layout);
 
     const auto transpose = [&]<class Value>(const Value* from) {
         auto* at = reinterpret_cast<Value*>(matrix.data_.data());

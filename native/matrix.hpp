@@ -15,7 +15,7 @@
 #include <cstdint>
 #include <string>
 
-#include "memory.hpp"
+#include "slab.hpp"
 
 namespace legato {
 
@@ -59,10 +59,12 @@ class Matrix {
     void unpack(float* out) const;
 
   private:
-    explicit Matrix(const PanelLayout& layout);
+    Matrix(const PanelLayout& layout, SlabPiece data);
+    // Memory for a matrix of this layout, whose panels are counted here.
+    static Matrix allocate(PanelLayout layout);
 
     PanelLayout layout_;
-    PageBuffer data_;
+    SlabPiece data_;
 };
 
 }  // namespace legato
