@@ -17,7 +17,7 @@ from __future__ import annotations
 
 
 class LegatoError(Exception):
-    """Base of all errors that are the user's situation, not our bug. Messages carry the number, the limit, the next move."""
+    """Base of all errors that are the user's situation. Messages carry the number, the limit and the next move."""
 
 
 class ModelError(LegatoError):

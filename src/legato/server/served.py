@@ -71,7 +71,7 @@ class ServedModel:
         return await _off_loop(size, lambda: tuple(self.text.encode_chat(self.text.render(messages))))
 
     def _check_length(self, characters: int, context: int, field: str) -> None:
-        """Refuses a text that cannot fit however it is cut into tokens, without tokenising it: seconds for megabytes."""
+        """Refuses a text that cannot fit however it is tokenised, without doing so: seconds for megabytes."""
         least = -(-characters // self._longest_token)
         if least >= context:
             raise PromptTooLong(
