@@ -2,6 +2,7 @@
 
 Compared are logits at marked positions, the last one of every prompt among them, and the keys and values of all layers
 at every position. The text is the project's own prose and code and a page of many scripts (`prompts.json`, as ids).
+An example is a batch of one to four prompts, each split for itself: the default run has some 200 splits.
 """
 
 from __future__ import annotations
@@ -105,10 +106,11 @@ class Model:
         seen: dict[int, dict[int, bytes]] = {i: {} for i in range(len(sequences))}
         while unfinished := [i for i, s in enumerate(sequences) if s.computed < s.target]:
             chosen = rng.sample(unfinished, rng.randint(1, len(unfinished)))
-            widest = rng.choice([1, 7, 40] if small_chunks else [40, 130, 512])
+            widest = rng.choice([3, 20, 70] if small_chunks else [70, 200, 512])
             work = [(sequences[i], min(rng.randint(1, widest), sequences[i].target - sequences[i].computed))
                     for i in chosen]  # fmt: skip
-            self.backend.threads = rng.choice([1, 2])
+            # Two threads less often for small steps: on a busy machine they wait for each other at some 300 barriers.
+            self.backend.threads = rng.choice([1] * 11 + [2] if small_chunks else [1, 2])
             seen[chosen[0]] |= self.step(work)
         for i, sequence in enumerate(sequences):
             alone = self.alone[sequence.name]
@@ -147,19 +149,20 @@ def smollm2(smollm2_path: Path) -> Model:
 SHORT = [length for length in LENGTHS if length <= 130]
 
 
-@settings(max_examples=160, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(seeds)
 def test_short_prompts_in_small_chunks(smollm2: Model, seed: int) -> None:
     smollm2.check(seed, SHORT, small_chunks=True)
 
 
-@settings(max_examples=16, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(seeds)
 def test_prompts_of_up_to_2000_tokens(smollm2: Model, seed: int) -> None:
     smollm2.check(seed, LENGTHS, small_chunks=False)
 
 
 def test_one_token_at_a_time(smollm2: Model) -> None:
+    smollm2.backend.threads = 1
     sequence = Sequence("code", 300, list(range(200, 210)))
     seen: dict[int, bytes] = {}
     while sequence.computed < sequence.target:

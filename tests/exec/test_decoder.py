@@ -82,7 +82,7 @@ def test_weights_keep_their_values_in_every_packed_form(form: str, isa: str) -> 
         assert worst(integer.run(batch), expected) < 0.1  # activations have 8 bits, and three layers to err in
 
 
-splits = st.lists(st.integers(1, 40), min_size=1, max_size=8)
+splits = st.lists(st.integers(1, 50), min_size=2, max_size=5)
 
 
 def run_split(backend: Any, counts: list[int], tokens: FloatArray, first_block: int) -> FloatArray:
@@ -104,7 +104,8 @@ def test_the_oracle_gives_the_same_bits_however_a_prompt_is_split(name: str, cou
     backend = reference_backend(
         RandomCheckpoint(TINY_SPECS[name]), blocks=60, block_tokens=BLOCK_TOKENS, positions=POSITIONS * 2
     )
-    counts, tokens = counts[:4], tokens_of(5, sum(counts))
+    counts = counts[:3]
+    tokens = tokens_of(5, sum(counts))
     whole = run_split(backend, [sum(counts)], tokens, 0)
     assert run_split(backend, counts, tokens, 30).tobytes() == whole.tobytes()
 
@@ -113,7 +114,7 @@ def test_the_oracle_gives_the_same_bits_however_a_prompt_is_split(name: str, cou
 @pytest.mark.usefixtures("restore_isa")
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("name", TINY_SPECS)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(counts=splits, threads=st.sampled_from([1, 2]))
 def test_the_native_backend_gives_the_same_bits_however_a_prompt_is_split(
     name: str, isa: str, counts: list[int], threads: int

@@ -18,6 +18,7 @@ from legato.core.policy import FCFS
 from legato.core.request import Request, Sampling, StopRule
 from legato.core.schedule import plan_step
 from legato.core.state import SchedulerState
+from legato.errors import EngineError
 from legato.exec.batch import Batch
 from legato.exec.executor import ModelExecutor
 from legato.exec.ops import FloatArray
@@ -110,7 +111,7 @@ def test_only_entries_that_sample_get_a_token() -> None:
     executor.bind(two_requests())
     result = executor.execute(plan((3, 0, 2, False), (4, 0, 3, True), step=9))
     assert (result.step, result.request_ids, result.token_ids) == (9, (4,), (2,))
-    assert result.logprobs == () and result.failed == ()
+    assert result.logprobs == ()
     assert executor.execute(plan((3, 0, 2, False))).token_ids == ()
 
 
@@ -119,8 +120,8 @@ def test_a_request_whose_logits_are_not_finite_is_named() -> None:
     logits[0, 3] = np.nan
     executor = ModelExecutor(FixedLogits(logits), block_tokens=BLOCK_TOKENS)
     executor.bind(two_requests())
-    result = executor.execute(plan((3, 0, 3, True), (4, 0, 3, True)))
-    assert result.failed == (3,) and result.request_ids == (3, 4)
+    with pytest.raises(EngineError, match="request 3 are not finite"):
+        executor.execute(plan((3, 0, 3, True), (4, 0, 3, True)))
 
 
 def test_an_empty_plan_does_not_reach_the_backend() -> None:

@@ -43,12 +43,10 @@ class TokenLogprobs:
 class StepResult:
     """Tokens sampled in a step, one for each plan entry with `samples[i]`, in plan order.
 
-    `logprobs` is empty, or has one entry a token: None where the request did not ask for them. `failed`: request ids
-    whose logits were not finite; their token means nothing, and the engine ends them before it commits the rest.
+    `logprobs` is empty, or has one entry a token: None where the request did not ask for them.
     """
 
     step: int
     request_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs | None, ...] = ()
-    failed: tuple[int, ...] = ()

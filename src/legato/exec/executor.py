@@ -6,6 +6,7 @@ from typing import Protocol
 
 from legato.core.plan import StepPlan, StepResult
 from legato.core.view import RowSource
+from legato.errors import EngineError
 from legato.exec.batch import Batch, build_batch
 from legato.exec.ops import FloatArray
 from legato.exec.profile import StepClock
@@ -36,7 +37,7 @@ class ModelExecutor:
     def execute(self, plan: StepPlan) -> StepResult:
         """Computes the planned rows and samples where `plan.samples` says so.
 
-        A request whose logits are not finite (damaged weights, an overflow) is named in `failed` and disturbs no other.
+        Raises EngineError, naming the requests, when logits are not finite: damaged weights, or an overflow.
         """
         source, clock = self._source, self.clock
         assert source is not None, "bind the executor to a state first"
@@ -58,6 +59,9 @@ class ModelExecutor:
             [plan.starts[i] + plan.counts[i] for i in wanted],
             [source.tokens(request_id) for request_id in request_ids],
         )
+        if sampled.failed:
+            bad = ", ".join(str(request_ids[row]) for row in sampled.failed)
+            raise EngineError(f"the logits of request {bad} are not finite: are the weights damaged?")
         if clock:
             clock.lap("sample")
         has_logprobs = any(entry is not None for entry in sampled.logprobs)
@@ -66,5 +70,4 @@ class ModelExecutor:
             request_ids=request_ids,
             token_ids=sampled.token_ids,
             logprobs=sampled.logprobs if has_logprobs else (),
-            failed=tuple(request_ids[row] for row in sampled.failed),
         )

@@ -1,0 +1,192 @@
+"""Against transformers in fp32: each architecture on tiny random weights, SmolLM2 and Gemma 3 on dequantised files.
+
+Values: tests/golden, made by tests/parity. "Relative" is to the largest absolute logit of the prompt's last row.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from exec.backends import ISAS, needs_native
+from legato.exec.batch import Batch
+from legato.exec.kv import KvLayout
+from legato.exec.reference.backend import ReferenceBackend, reference_weights
+from legato.exec.reference.kv import ReferenceKv
+from legato.exec.rope import rope_table
+from legato.exec.weights.checkpoint import open_checkpoint
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+BLOCK_TOKENS = 32
+# Greedy texts are compared up to the first step where transformers' two best logits are closer than this.
+NEAR_TIE = 2e-3
+F32 = NDArray[np.float32]
+
+
+def golden(name: str) -> dict[str, Any]:
+    path = GOLDEN / f"{name}.json"
+    if not path.exists():
+        pytest.skip(f"{path.name} is not made yet")
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return record
+
+
+def tiny() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("golden_tiny", GOLDEN / "tiny.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def logits_of(backend: Any, ids: list[int], start: int = 0, rows: list[int] | None = None) -> F32:
+    """Logits of the given rows (default: all) of a pass over `ids`, the first of which is at position `start`."""
+    count = len(ids)
+    batch = Batch(
+        tokens=np.array(ids, np.int32),
+        positions=np.arange(start, start + count, dtype=np.int32),
+        seq_row_starts=np.array([0, count], np.int32),
+        block_tables=np.arange(-(-(start + count) // BLOCK_TOKENS), dtype=np.int32)[None],
+        logit_rows=np.arange(count, dtype=np.int32) if rows is None else np.array(rows, np.int32),
+    )
+    return np.array(backend.run(batch))
+
+
+def relative(found: F32, expected: Any, scale: float) -> float:
+    return float(np.abs(found - np.asarray(expected)).max() / scale)
+
+
+# ── every architecture, tiny and random ─────────────────────────────────────────────────────────
+
+TINY = sorted(tiny().CONFIGS)
+
+
+@pytest.fixture(scope="session")
+def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    for name in TINY:
+        tiny().make_tiny(name, folder / name)
+    return folder
+
+
+def check_tiny(backend: Any, name: str, tolerance: float) -> None:
+    for prompt in golden("tiny")["models"][name]:
+        found = logits_of(backend, prompt["ids"])
+        assert relative(found[-1], prompt["logits"], np.abs(prompt["logits"]).max()) < tolerance
+        assert found.argmax(axis=1).tolist() == prompt["argmax"]
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_the_oracle_computes_what_transformers_does(name: str, tiny_models: Path) -> None:
+    checkpoint = open_checkpoint(tiny_models / name)
+    spec = checkpoint.spec
+    weights = reference_weights(
+        spec,
+        lambda key: checkpoint.tensor(key).dequantise() if len(checkpoint.shape(key)) == 2 else checkpoint.vector(key),
+        tuple(rope_table(rope, 128) for rope in spec.ropes),
+    )
+    kv = ReferenceKv(KvLayout.of(spec, block_tokens=BLOCK_TOKENS, dtype="f32"), 4)
+    check_tiny(ReferenceBackend(spec, weights, kv), name, 1e-4)
+
+
+@needs_native
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("name", TINY)
+def test_the_kernels_compute_what_transformers_does(name: str, isa: str, tiny_models: Path) -> None:
+    from legato import _native
+    from legato.exec.model import load_model
+
+    before = _native.isa()
+    _native.set_isa(isa)
+    try:
+        model = load_model(
+            tiny_models / name, kv_tokens=128, kv_dtype="f32", activations="f32", max_logit_rows=128, threads=1
+        )
+        check_tiny(model.backend, name, 1e-3)
+    finally:
+        _native.set_isa(before)
+
+
+# ── the real models ─────────────────────────────────────────────────────────────────────────────
+
+
+def load(path: Path, **options: Any) -> Any:
+    from legato.exec.model import load_model
+
+    rows = 256  # of a vocabulary of 262,144 are 256 MiB
+    return load_model(
+        path, max_num_batched_tokens=2048, max_num_seqs=4, max_logit_rows=rows, kv_tokens=2048, threads=2, **options
+    ).backend
+
+
+@pytest.fixture(params=["smollm2", "gemma3"])
+def real(request: pytest.FixtureRequest) -> tuple[str, Path]:
+    return request.param, request.getfixturevalue(f"{request.param}_path")
+
+
+@needs_native
+def test_logits_and_greedy_text_are_those_of_transformers(real: tuple[str, Path]) -> None:
+    name, path = real
+    record = golden(name)
+    backend = load(path, activations="f32", kv_dtype="f32")
+    worst, compared = 0.0, 0
+    for prompt, expected in record["prompts"].items():
+        ids = expected["ids"]
+        last = logits_of(backend, ids, rows=[len(ids) - 1])[0]
+        for where, values in (
+            (expected["top_ids"], expected["top_logits"]),
+            (record["sampled_ids"], expected["sampled_logits"]),
+        ):
+            error = relative(last[where], values, expected["max_abs_logit"])
+            worst = max(worst, error)
+            assert error < 1e-3, f"{prompt}: {error:.1e}"
+        position, row = len(ids), last
+        for token, gap in zip(expected["greedy"], expected["greedy_gaps"], strict=True):
+            if gap < NEAR_TIE * expected["max_abs_logit"]:
+                break
+            assert int(row.argmax()) == token, f"{prompt}, generated token {position - len(ids)}"
+            row = logits_of(backend, [token], start=position)[0]
+            position, compared = position + 1, compared + 1
+    print(f"{name}: worst logit error {worst:.1e} of the largest, {compared} greedy tokens equal")
+    assert compared > len(record["prompts"]) * 8
+
+
+@needs_native
+def test_integer_activations_agree_with_fp32(real: tuple[str, Path]) -> None:
+    """Teacher forced: the most likely next token at every position, and the perplexity of a page."""
+    name, path = real
+    record = golden(name)
+    backend = load(path)
+    same = total = 0
+    for expected in [*record["prompts"].values(), record["page"]]:
+        found = argmax_and_nll(backend, expected["ids"])[0]
+        same += int((found == np.array(expected["argmax"])).sum())
+        total += len(found)
+    nll = argmax_and_nll(backend, record["page"]["ids"])[1]
+    perplexity, expected_perplexity = float(np.exp(nll.mean())), record["page"]["perplexity"]
+    print(
+        f"{name}: top-1 agreement {same / total:.2%} of {total}, perplexity {perplexity:.3f}, "
+        f"transformers fp32 {expected_perplexity:.3f} ({perplexity / expected_perplexity - 1:+.2%})"
+    )
+    assert same / total >= 0.97
+    assert perplexity == pytest.approx(expected_perplexity, rel=0.01)
+
+
+def argmax_and_nll(backend: Any, ids: list[int]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Most likely token after every position, and the negative log-likelihood of ids[1:], 256 rows at a time."""
+    best, losses = [], []
+    for start in range(0, len(ids), 256):
+        rows = logits_of(backend, ids[start : start + 256], start=start)
+        best.append(rows.argmax(axis=1))
+        for row, target in zip(rows, ids[start + 1 : start + 257], strict=False):
+            largest = float(row.max())
+            total = np.exp(row - largest).sum(dtype=np.float64)
+            losses.append(np.log(total) + largest - float(row[target]))
+    return np.concatenate(best), np.array(losses)
