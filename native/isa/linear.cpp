@@ -35,7 +35,7 @@ constexpr bool int_unpacks = true;
 #else
 constexpr bool int_unpacks = false;
 #endif
-constexpr int64_t few_rows = 16;              // below, items are chunks of weight, read once: decode
+constexpr int64_t few_rows = 25;              // below, items are chunks of weight, read once: decode
 constexpr int64_t item_nbytes = 12 << 10;     // of weight, for few rows
 constexpr int64_t unpacked_most = 512 << 10;  // of an item's unpacked weights, which stay in L2
 
@@ -50,6 +50,7 @@ struct ThreadScratch {
 
 #if LEGATO_ISA_AMX
 constexpr int64_t amx_least_rows = 16;
+constexpr int64_t amx_most_rest = 10;
 // The rarer formats (both a zero and minima, or neither; groups of 16 with minima) are left to VNNI.
 LEGATO_INLINE bool use_amx(const PanelLayout& w, int64_t rows) { return rows >= amx_least_rows && amx_kernel_for(w); }
 #endif
@@ -168,17 +169,24 @@ void int_item(const Call& call, const Part& part, int64_t panel_begin, int64_t p
     }
     const int64_t block = block_rows(call.x_int8->rows);
     alignas(64) float sums[int_rows * panel_outputs];
-    for (int64_t row = row_begin; row < row_end;) {
-        // Rows of one block of the activations.
+    // Rows from `row` on of one block of the activations, as many as a kernel does; returns how many.
+    const auto multiply = [&](int64_t row, int64_t first, int64_t last) {
         const int64_t block_end = row - row % block + block;
         const int64_t rows = even_block((block_end < row_end ? block_end : row_end) - row, int_rows);
         const QuantisedRows x = rows_from(*call.x_int8, row);
-        for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
+        for (int64_t panel = first; panel < last; ++panel) {
             if (rows > 1) prefetch_outputs(call, part, panel, row, rows);
             kernels[rows - 1](layout, panels + (panel - panel_begin) * layout.panel_nbytes, x, sums);
             finish(call, part, panel, row, rows, sums, panel_outputs);
         }
-        row += rows;
+        return rows;
+    };
+    if (row_end - row_begin < few_rows) {  // a panel comes from memory, once
+        for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
+            for (int64_t row = row_begin; row < row_end;) row += multiply(row, panel, panel + 1);
+        }
+    } else {
+        for (int64_t row = row_begin; row < row_end;) row += multiply(row, panel_begin, panel_end);
     }
 }
 
@@ -186,18 +194,30 @@ void int_item(const Call& call, const Part& part, int64_t panel_begin, int64_t p
 void amx_item(const Call& call, const Part& part, int64_t panel_begin, int64_t panel_end, int64_t row_begin,
               int64_t row_end, AmxScratch& scratch, std::byte* unpacked) {
     const PanelLayout& w = *part.w;
+    // A block of few rows costs as much as one of 16: VNNI does those.
+    const int64_t rest = (row_end - row_begin) % 16;
+    if (rest > 0 && rest <= amx_most_rest) {
+        int_item(call, part, panel_begin, panel_end, row_end - rest, row_end, unpacked);
+        row_end -= rest;
+        if (row_end == row_begin) return;
+    }
     const int64_t groups = w.cols / w.group, pairs = (panel_end - panel_begin + 1) / 2;
     auto* weights = reinterpret_cast<AmxGroup*>(unpacked);
-    for (int64_t pair = 0; pair < pairs; ++pair) {
-        const int64_t first = panel_begin + 2 * pair, second = first + 1 < panel_end ? first + 1 : first;
-        unpack_pair(w, w.data + first * w.panel_nbytes, w.data + second * w.panel_nbytes, weights + pair * groups);
-    }
+    const auto packed = [&](int64_t pair) { return w.data + (panel_begin + 2 * pair) * w.panel_nbytes; };
+    const auto unpack = [&](int64_t pair) {
+        const bool odd = panel_begin + 2 * pair + 1 == panel_end;
+        unpack_pair(w, packed(pair), packed(pair) + (odd ? 0 : w.panel_nbytes), weights + pair * groups);
+    };
+    // In the first block of rows, a pair is unpacked a pair ahead, when it has been fetched for two.
+    unpack(0);
     const AmxKernel kernel = amx_kernel_for(w);
     int parity = 0;
-    AmxBlock block{weights, rows_from(*call.x_int8, row_begin)};
+    AmxBlock block{weights, rows_from(*call.x_int8, row_begin), nullptr, 2 * w.group_nbytes};
     for (int64_t row = row_begin, pair = 0; row < row_end;) {
         const bool new_row = pair + 1 == pairs;
         const int64_t next_row = new_row ? row + 16 : row, next_pair = new_row ? 0 : pair + 1;
+        if (row == row_begin && pair + 1 < pairs) unpack(pair + 1);
+        block.fetch = row == row_begin ? packed(pair + 2) : nullptr;
         AmxBlock next = block;
         next.weights = weights + next_pair * groups;
         if (new_row && next_row < row_end) next.x = rows_from(*call.x_int8, next_row);
@@ -267,7 +287,10 @@ void f32_item(const Call& call, const Part& part, int64_t panel_begin, int64_t p
 }
 
 Item item_of(const PanelLayout& w, int64_t rows, bool int8) {
-    if (rows < few_rows) return {w.panel_nbytes < item_nbytes / 2 ? item_nbytes / w.panel_nbytes : 2, rows};
+    if (rows < few_rows) {
+        const int64_t pairs = item_nbytes / (2 * w.panel_nbytes);
+        return {pairs < 1 ? 2 : 2 * pairs, rows};
+    }
     if (!int8) return {4, even_block(rows, f32_row_chunk)};
     const int64_t fit = unpacked_most / unpacked_nbytes(w);  // panels
     const int64_t wide = w.panels >= 64 ? 8 : 4;
@@ -281,8 +304,10 @@ std::size_t thread_scratch_nbytes(const Matrix* const* parts, int part_count) {
     for (int p = 0; p < part_count; ++p) {
         if (!parts[p]->quantised()) continue;
         const PanelLayout& w = parts[p]->layout();
-        const int64_t panels = item_of(w, std::int64_t{1} << 20, true).panels;
-        if (panels * unpacked_nbytes(w) > unpacked) unpacked = panels * unpacked_nbytes(w);
+        // AMX unpacks the items of few rows too.
+        const int64_t few = item_of(w, 1, true).panels, many = item_of(w, int64_t{1} << 20, true).panels;
+        const int64_t nbytes = (few > many ? few : many) * unpacked_nbytes(w);
+        if (nbytes > unpacked) unpacked = nbytes;
     }
     return sizeof(ThreadScratch) + static_cast<std::size_t>((unpacked + 63) / 64 * 64);
 }

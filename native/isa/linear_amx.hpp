@@ -129,6 +129,8 @@ inline void unpack_pair(const PanelLayout& w, const std::byte* first, const std:
 struct AmxBlock {
     const AmxGroup* weights;
     QuantisedRows x;
+    const std::byte* fetch;     // packed panels to bring into L2 meanwhile, or null
+    std::int64_t fetch_nbytes;  // for each group
 };
 
 template <bool Halves>
@@ -152,6 +154,11 @@ LEGATO_INLINE void amx_add(const AmxBlock& block, std::int64_t group, const std:
         }
         unroll<N>([&](auto g) {
             if (next) amx_product<Unsigned, Halves, half * N + g>(*next);
+            if (half == 0 && block.fetch) {
+                const std::byte* from = block.fetch + (group + g) * block.fetch_nbytes;
+                for (std::int64_t line = 0; line < block.fetch_nbytes; line += 64)
+                    __builtin_prefetch(from + line, 0, 2);
+            }
             const auto& factors = block.weights[group + g].factors;
             const Vec scale[2] = {load(factors[0][0]), load(factors[0][1])};
             const Vec minimum[2] = {load(factors[1][0]), load(factors[1][1])};

@@ -28,6 +28,12 @@ LEGATO_INLINE IntWeights int_weights(const PanelLayout& w) {
 // Room for a panel as AMX or, if it is of nibbles, the other kernels unpack it.
 LEGATO_INLINE std::int64_t unpacked_nbytes(const PanelLayout& w) { return w.cols / w.group * (512 + 2 * 64); }
 
+// Weights that come from memory are fetched this far ahead, across the pages at which the hardware's own prefetching
+// stops (measured: a twelfth of a decode step at one row, a third at eight).
+LEGATO_INLINE void fetch_ahead(const std::byte* at, std::int64_t nbytes) {
+    for (std::int64_t line = 0; line < nbytes; line += 64) __builtin_prefetch(at + 2048 + line);
+}
+
 // For many rows a panel of nibbles is first unpacked to bytes, as IntWeights::q4_bytes: the 8-bit format, scales in
 // fp32.
 inline PanelLayout unpack_nibbles(const PanelLayout& w, const std::byte* panel, std::byte* out) {
@@ -37,6 +43,7 @@ inline PanelLayout unpack_nibbles(const PanelLayout& w, const std::byte* panel, 
     unpacked.group_nbytes = 512 + 64 * (w.has_minimum ? 2 : 1);
     const std::int64_t codes = code_nbytes(w), factors = factor_nbytes(w);
     for (std::int64_t g = 0; g < w.cols / 32; ++g, panel += w.group_nbytes, out += unpacked.group_nbytes) {
+        fetch_ahead(panel, w.group_nbytes);
         for (int j = 0; j < 256; ++j) {
             out[j] = panel[j] & std::byte{15};
             out[j + 256] = panel[j] >> 4;

@@ -43,6 +43,7 @@ LEGATO_INLINE void int_half(const PanelLayout& w, const std::byte* panel, const 
     unroll<N>([&](auto i) { acc[i] = zero(); });
     for (std::int64_t g = 0; g < groups; ++g, at += w.group_nbytes) {
         const std::int8_t* activations = a + (halves ? g % 2 * 16 : 0);
+        if (W != IntWeights::q4_bytes && half_index == 0) fetch_ahead(at, codes + 64);
         __m256i low[N], high[small ? 1 : N];
         unroll<vectors>([&](auto v) {
             constexpr bool start = v == 0;

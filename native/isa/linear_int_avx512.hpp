@@ -43,6 +43,7 @@ template <IntWeights W, int R>
     Vec acc[R];
     unroll<R>([&](auto r) { acc[r] = zero(); });
     for (std::int64_t g = 0; g < groups; ++g, panel += w.group_nbytes) {
+        if constexpr (W != IntWeights::q4_bytes) fetch_ahead(panel, codes + 64);
         __m512i dot[R], odd[R];
         if (w.zero != 0) {
             const __m512i zeros = _mm512_set1_epi32(!halves ? zero_pair : g % 2 ? w.zero << 16 : w.zero);
