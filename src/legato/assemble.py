@@ -57,7 +57,7 @@ def build_engine(config: EngineConfig, path: Path, report: ReportProgress) -> tu
         scratch_bytes=footprint.scratch + footprint.tables,
         peak_bytes=footprint.peak,
         load_s=time.monotonic() - start_s,
-        description=f"{loaded.spec.name} ({loaded.spec.architecture}, {len(loaded.spec.layers)} layers)",
+        description=f"{loaded.spec.architecture}, {len(loaded.spec.layers)} layers, vocabulary {loaded.spec.vocab:,}",
     )
     return engine, info
 

@@ -53,7 +53,7 @@ async def running(**options: Any) -> AsyncIterator[Live]:
     await service.start()
     sock = listen("127.0.0.1", 0)
     port = sock.getsockname()[1]
-    server = HttpServer(build_app(service, fake_model()), sock)
+    server = HttpServer(build_app(service, fake_model()), sock, lambda: service.end_streams("cut"))
     task = asyncio.create_task(server.serve())
     try:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
@@ -139,6 +139,22 @@ async def test_when_the_engine_dies_every_client_hears_of_it_and_health_is_503()
         refused = await live.client.post(TEXT, json={"prompt": "abc"})
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_unavailable")
         assert await live.value("legato_engine_up") == 0
+
+
+async def test_stopping_lets_answers_finish_and_stopping_again_cuts_them_with_a_reason() -> None:
+    async with running(step_s=0.02) as live:
+        short, _ = await live.open_stream(prompt="abc", max_tokens=20)
+        long, _ = await live.open_stream(prompt="abc", max_tokens=400)
+        for reader in (short, long):
+            await reader.readuntil(b"data: ")
+        live.server.stop()
+        finished = (await asyncio.wait_for(short.readuntil(b"[DONE]"), 5)).decode()
+        assert '"finish_reason":"length"' in finished
+        with pytest.raises(OSError):
+            await asyncio.open_connection("127.0.0.1", live.port)
+        live.server.stop()
+        rest = (await asyncio.wait_for(long.readuntil(b"[DONE]"), 5)).decode()
+        assert '"error":{"message":"cut"' in rest
 
 
 async def test_a_long_text_is_tokenised_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,7 +72,10 @@ def chat(
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  (line editing and history in input())
     console = Console(highlight=False, soft_wrap=True)
-    console.print(f"[bold]{llm.info.description}[/] [dim]· /help for what you can type, Ctrl-D to leave[/]\n")
+    console.print(
+        f"[bold]{options.short_name(model)}[/] [dim]· {llm.info.description}"
+        " · /help for what you can type, Ctrl-D to leave[/]\n"
+    )
     Talk(llm, params, console, system).run()
 
 

@@ -117,3 +117,9 @@ def loading_bar(*, quiet: bool = False) -> Iterator[ReportProgress]:
 def say(text: str) -> None:
     """A notice on stderr."""
     typer.echo(text, err=True)
+
+
+def short_name(model: str) -> str:
+    """What to call a model: the alias, or the file's or folder's name."""
+    path = Path(model)
+    return (path.stem if path.suffix.lower() == ".gguf" else path.name) or model

@@ -88,7 +88,7 @@ async def _serve(config: EngineConfig, sock: socket.socket, host: str, name: str
     from legato.assemble import ENGINE_ENVIRONMENT, engine_factory, open_text, resolve_model
     from legato.engine.service import EngineService
     from legato.server.app import build_app
-    from legato.server.run import HttpServer, on_signals
+    from legato.server.run import DRAIN_S, HttpServer, on_signals
 
     task = asyncio.current_task()
     assert task is not None
@@ -108,13 +108,26 @@ async def _serve(config: EngineConfig, sock: socket.socket, host: str, name: str
                 raise
             info = await starting
         served = _served(config, path, text, name)
-        server = HttpServer(build_app(service, served), sock)
-        with on_signals(server.stop):
+        running = service
+
+        def cut() -> None:
+            running.end_streams("the server is shutting down")
+
+        server = HttpServer(build_app(service, served), sock, cut)
+
+        def stop() -> None:
+            if running.open_sequences and not server.stopping:
+                count = running.open_sequences
+                what = "1 answer is" if count == 1 else f"{count} answers are"
+                options.say(f"{what} open: {DRAIN_S} s to finish; Ctrl-C again cuts")
+            server.stop()
+
+        with on_signals(stop):
             _banner(config, info, served.name, _address(sock, host))
             watch = asyncio.create_task(_report_failure(service))
             await server.serve()
             watch.cancel()
-        return 0
+        return 0 if running.failure is None else 1
     except asyncio.CancelledError:
         return 130
     except EngineError:
@@ -139,13 +152,8 @@ def _served(config: EngineConfig, path: Path, text: ModelText, name: str | None)
 
     from legato.server.served import ServedModel
 
-    names = dict.fromkeys([name or _short_name(config.model), config.model, str(path), path.name])
+    names = dict.fromkeys([name or options.short_name(config.model), config.model, str(path), path.name])
     return ServedModel(names=tuple(names), created=int(time.time()), text=text)
-
-
-def _short_name(model: str) -> str:
-    path = Path(model)
-    return (path.stem if path.suffix.lower() == ".gguf" else path.name) or model
 
 
 def _address(sock: socket.socket, host: str) -> str:
@@ -165,7 +173,7 @@ def _banner(config: EngineConfig, info: EngineInfo, name: str, address: str) -> 
     parts += f", scratch {format_size(info.scratch_bytes)}"
     quantised = "" if config.quantize is None else f", quantised to {config.quantize}"
     rows = [
-        ("model", f"[bold]{name}[/] · {info.description}{quantised} · loaded in {info.load_s:.1f} s"),
+        ("model", f"[bold]{name}[/] · {info.description}{quantised}, loaded in {info.load_s:.1f} s"),
         ("step", f"{info.max_num_batched_tokens} tokens: decodes first, then prompt chunks · {info.threads} threads"),
         (
             "limits",

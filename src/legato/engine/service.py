@@ -227,6 +227,18 @@ class EngineService:
         if self.failure is None:
             self._send(Abort(request_id))
 
+    @property
+    def open_sequences(self) -> int:
+        """Sequences that are waiting or running."""
+        return len(self._live)
+
+    def end_streams(self, message: str) -> None:
+        """Ends every open stream with an EngineError, and its sequences. The engine goes on."""
+        streams = {entry.stream for entry in self._live.values()}
+        for stream in streams:
+            stream.fail(errors.EngineError(message))
+            stream.close()
+
     async def failed(self) -> errors.EngineError:
         """Waits until the engine is gone other than by `stop`; why."""
         await self._failed.wait()

@@ -16,6 +16,8 @@ from legato.errors import ConfigError
 
 DRAIN_S = 5
 """How long open answers may take to finish after the first Ctrl-C or SIGTERM."""
+CUT_S = 2
+"""How long clients may take to read the end of an answer that was cut."""
 BACKLOG = 1024
 
 
@@ -43,9 +45,12 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class HttpServer:
-    """uvicorn, with signals handled by the event loop: the first one drains, the second one ends at once."""
+    """uvicorn, stopped in two steps: open answers may finish for a while, then they are cut with a reason.
 
-    def __init__(self, app: ASGIApp, sock: socket.socket) -> None:
+    `cut`: ends all open answers, each with an error its client can read.
+    """
+
+    def __init__(self, app: ASGIApp, sock: socket.socket, cut: Callable[[], None]) -> None:
         config = uvicorn.Config(
             app,
             http="httptools",
@@ -55,21 +60,29 @@ class HttpServer:
             access_log=False,
             server_header=False,
             timeout_keep_alive=75,
-            timeout_graceful_shutdown=DRAIN_S,
+            timeout_graceful_shutdown=DRAIN_S + CUT_S,
             backlog=BACKLOG,
         )
         self._server = _Server(config)
         self._sock = sock
+        self._cut = cut
+
+    @property
+    def stopping(self) -> bool:
+        """Whether `stop` was called."""
+        return bool(self._server.should_exit)
 
     async def serve(self) -> None:
         """Answers until stopped."""
         await self._server.serve(sockets=[self._sock])
 
     def stop(self) -> None:
-        """Stops taking connections and waits for open answers; called again, it does not wait."""
+        """Takes no more connections and lets open answers finish for `DRAIN_S`. Called again: cuts them now."""
         if self._server.should_exit:
-            self._server.force_exit = True
-        self._server.should_exit = True
+            self._cut()
+        else:
+            self._server.should_exit = True
+            asyncio.get_running_loop().call_later(DRAIN_S, self._cut)
 
 
 class _Server(uvicorn.Server):
