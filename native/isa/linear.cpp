@@ -51,7 +51,6 @@ struct ThreadScratch {
 #if LEGATO_ISA_AMX
 constexpr int64_t amx_least_rows = 16;
 constexpr int64_t amx_most_rest = 10;
-// The rarer formats (both a zero and minima, or neither; groups of 16 with minima) are left to VNNI.
 LEGATO_INLINE bool use_amx(const PanelLayout& w, int64_t rows) { return rows >= amx_least_rows && amx_kernel_for(w); }
 #endif
 

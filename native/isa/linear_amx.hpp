@@ -16,7 +16,7 @@ constexpr int amx_batch_max = 4;  // groups of one step
 
 // Two panels, unpacked: one group of k.
 struct alignas(64) AmxGroup {
-    std::int8_t codes[2][512];
+    std::int8_t codes[2][1024];
     float factors[2][2][16];  // [scale, minimum][panel]
 };
 
@@ -27,8 +27,8 @@ struct alignas(64) AmxScratch {
 
 struct alignas(64) TileConfig {
     std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    std::uint16_t row_nbytes[16] = {32, 32, 64, 64, 64, 64, 64, 64};
-    std::uint8_t rows[16] = {16, 16, 8, 8, 16, 16, 16, 16};
+    std::uint16_t row_nbytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
 // Tiles 0 and 1 hold activations, 2 and 3 weights, 4 to 7 sums. Every thread configures its tiles before and releases
@@ -38,27 +38,26 @@ inline void configure_tiles() {
     _tile_loadconfig(&config);
 }
 
-// Signed (or, if zero is 0, unsigned) bytes of one group of one panel in the order of a B tile; a group of 16 is padded
-// with zero codes on the side of the other half.
-LEGATO_INLINE void unpack_codes(const PanelLayout& w, const std::byte* at, std::int64_t g, std::int8_t* codes) {
+// One group of one panel in the order of a B tile, less its zero: first 8 times, for the high plane of the activations,
+// then as it is, for the low one.
+LEGATO_INLINE void unpack_codes(const PanelLayout& w, const std::byte* at, std::int8_t* codes) {
     const __m512i shift = _mm512_set1_epi8(static_cast<char>(w.zero));
+    const __m512i five_bits = _mm512_set1_epi8(static_cast<char>(0xf8));
+    const auto put = [&](int quad, __m512i code) __attribute__((always_inline)) {
+        const __m512i value = _mm512_sub_epi8(code, shift);
+        _mm512_store_si512(codes + quad * 64, _mm512_and_si512(_mm512_slli_epi16(value, 3), five_bits));
+        _mm512_store_si512(codes + 512 + quad * 64, value);
+    };
     if (w.kind == WeightKind::q4) {
         const __m512i low = _mm512_set1_epi8(15);
         unroll<4>([&](auto v) {
             const __m512i packed = _mm512_loadu_si512(at + v * 64);
-            const __m512i first = _mm512_and_si512(packed, low);
-            const __m512i second = _mm512_and_si512(_mm512_srli_epi16(packed, 4), low);
-            _mm512_store_si512(codes + v * 64, _mm512_sub_epi8(first, shift));
-            _mm512_store_si512(codes + 256 + v * 64, _mm512_sub_epi8(second, shift));
+            put(v, _mm512_and_si512(packed, low));
+            put(v + 4, _mm512_and_si512(_mm512_srli_epi16(packed, 4), low));
         });
         return;
     }
-    const int quads = w.group / 4, begin = w.group == 32 ? 0 : static_cast<int>(g % 2) * quads;
-    for (int quad = 0; quad < 8; ++quad) {
-        const bool inside = quad >= begin && quad < begin + quads;
-        const __m512i packed = inside ? _mm512_loadu_si512(at + (quad - begin) * 64) : shift;
-        _mm512_store_si512(codes + quad * 64, _mm512_sub_epi8(packed, shift));
-    }
+    unroll<8>([&](auto quad) { put(quad, _mm512_loadu_si512(at + quad * 64)); });
 }
 
 // Orders tile loads and stores, whose memory the compiler is not told of, against everything else. Not inside a step:
@@ -95,16 +94,14 @@ struct AmxStep {
     const std::int8_t* activations;  // of the first row and group
     const AmxGroup* weights;         // first group
     std::int32_t* dots;
-    int first_half;  // of the first group, if groups are of 16
 };
 
 // The I-th of a step's 2 N tile products: group I / 2, panel I % 2.
-template <bool Unsigned, bool Halves, int I>
+template <bool Unsigned, int I>
 LEGATO_INLINE void amx_product(const AmxStep& step) {
     constexpr int group = I / 2, panel = I % 2, activations = group % 2, weights = 2 + panel, sums = 4 + I % 4;
     if constexpr (panel == 0) {
-        const int activation_group = Halves ? (step.first_half + group) / 2 : group;
-        tile_load<activations>(step.activations + activation_group * quant_block_rows * quant_group, quant_group);
+        tile_load<activations>(step.activations + group * quant_block_rows * quant_nbytes, quant_nbytes);
     }
     tile_load<weights>(step.weights[group].codes[panel], 64);
     tile_zero<sums>();
@@ -118,7 +115,7 @@ inline void unpack_pair(const PanelLayout& w, const std::byte* first, const std:
     for (std::int64_t g = 0; g < w.cols / w.group; ++g, ++out) {
         for (int p = 0; p < 2; ++p) {
             const std::byte* at = panels[p] + g * w.group_nbytes;
-            unpack_codes(w, at, g, out->codes[p]);
+            unpack_codes(w, at, out->codes[p]);
             load_factors(at + codes, w.half_scales, out->factors[0][p]);
             if (w.has_minimum) load_factors(at + codes + factors, w.half_scales, out->factors[1][p]);
         }
@@ -133,15 +130,12 @@ struct AmxBlock {
     std::int64_t fetch_nbytes;  // for each group
 };
 
-template <bool Halves>
 LEGATO_INLINE AmxStep step_at(const AmxBlock& block, std::int64_t group, std::int32_t* dots) {
-    const std::int64_t activation_group = Halves ? group / 2 : group;
-    return {block.x.codes + activation_group * quant_block_rows * quant_group, block.weights + group, dots,
-            static_cast<int>(group % 2)};
+    return {block.x.codes + group * quant_block_rows * quant_nbytes, block.weights + group, dots};
 }
 
 // Adds the dots of groups [group, group + N) to the sums, issuing the products of `next` on the way.
-template <bool Unsigned, bool Halves, bool Minimum, int N>
+template <bool Unsigned, bool Minimum, int N>
 LEGATO_INLINE void amx_add(const AmxBlock& block, std::int64_t group, const std::int32_t* dots, float* all_sums,
                            const AmxStep* next) {
     unroll<2>([&](auto half) {
@@ -153,7 +147,7 @@ LEGATO_INLINE void amx_add(const AmxBlock& block, std::int64_t group, const std:
             unroll<16>([&](auto i) { acc[i] = load(sums + i * 16); });
         }
         unroll<N>([&](auto g) {
-            if (next) amx_product<Unsigned, Halves, half * N + g>(*next);
+            if (next) amx_product<Unsigned, half * N + g>(*next);
             if (half == 0 && block.fetch) {
                 const std::byte* from = block.fetch + (group + g) * block.fetch_nbytes;
                 for (std::int64_t line = 0; line < block.fetch_nbytes; line += 64)
@@ -162,10 +156,10 @@ LEGATO_INLINE void amx_add(const AmxBlock& block, std::int64_t group, const std:
             const auto& factors = block.weights[group + g].factors;
             const Vec scale[2] = {load(factors[0][0]), load(factors[0][1])};
             const Vec minimum[2] = {load(factors[1][0]), load(factors[1][1])};
-            const float* scales = block.x.scales + (Halves ? (group + g) / 2 : group + g) * quant_block_rows + 8 * half;
+            const float* scales = block.x.scales + (group + g) * quant_block_rows + 8 * half;
             unroll<8>([&](auto r) {
                 const Vec scale_a = splat(scales[r]);
-                const Vec sum_a = Minimum ? splat(scaled_sum<Halves>(block.x, 8 * half + r, group + g)) : zero();
+                const Vec sum_a = Minimum ? splat(scaled_sum<false>(block.x, 8 * half + r, group + g)) : zero();
                 unroll<2>([&](auto p) {
                     const __m512i dot = _mm512_load_si512(dots + (g * 2 + p) * 256 + (8 * half + r) * 16);
                     Vec& sum = acc[r * 2 + p];
@@ -183,13 +177,13 @@ LEGATO_INLINE void amx_add(const AmxBlock& block, std::int64_t group, const std:
 using AmxKernel = void (*)(const AmxBlock& block, std::int64_t groups, const AmxBlock* next, bool start, int& parity,
                            AmxScratch& scratch);
 
-template <bool Unsigned, bool Halves, bool Minimum, int N>
+template <bool Unsigned, bool Minimum, int N>
 [[gnu::flatten]] void amx_kernel(const AmxBlock& block, std::int64_t groups, const AmxBlock* next_block, bool start,
                                  int& parity, AmxScratch& scratch) {
     order_memory();
     if (start) {
-        const AmxStep first = step_at<Halves>(block, 0, scratch.dots[parity][0][0]);
-        unroll<2 * N>([&](auto i) { amx_product<Unsigned, Halves, i>(first); });
+        const AmxStep first = step_at(block, 0, scratch.dots[parity][0][0]);
+        unroll<2 * N>([&](auto i) { amx_product<Unsigned, i>(first); });
     }
     for (std::int64_t group = 0; group < groups; group += N) {
         const std::int32_t* dots = scratch.dots[parity][0][0];
@@ -198,29 +192,29 @@ template <bool Unsigned, bool Halves, bool Minimum, int N>
         AmxStep next{};
         const bool last = group + N == groups;
         if (!last) {
-            next = step_at<Halves>(block, group + N, next_dots);
+            next = step_at(block, group + N, next_dots);
         } else if (next_block) {
-            next = step_at<Halves>(*next_block, 0, next_dots);
+            next = step_at(*next_block, 0, next_dots);
         }
         order_memory();
-        amx_add<Unsigned, Halves, Minimum, N>(block, group, dots, scratch.sums[0][0],
-                                              !last || next_block ? &next : nullptr);
+        amx_add<Unsigned, Minimum, N>(block, group, dots, scratch.sums[0][0], !last || next_block ? &next : nullptr);
     }
     order_memory();
 }
 
-template <bool Unsigned, bool Halves, bool Minimum>
+template <bool Unsigned, bool Minimum>
 AmxKernel amx_kernel_of_batch(std::int64_t groups) {
-    if (groups % 4 == 0) return amx_kernel<Unsigned, Halves, Minimum, 4>;
-    if (groups % 3 == 0) return amx_kernel<Unsigned, Halves, Minimum, 3>;
-    return amx_kernel<Unsigned, Halves, Minimum, 1>;
+    if (groups % 4 == 0) return amx_kernel<Unsigned, Minimum, 4>;
+    if (groups % 3 == 0) return amx_kernel<Unsigned, Minimum, 3>;
+    return amx_kernel<Unsigned, Minimum, 1>;
 }
 
+// Null for what is left to VNNI: codes of more than 5 bits, which do not fit a byte 8 times; groups of 16; and both or
+// neither of a zero and minima (rare).
 inline AmxKernel amx_kernel_for(const PanelLayout& w) {
+    if (w.group == 16 || w.has_minimum != (w.zero == 0) || w.largest_code > 16) return nullptr;
     const std::int64_t groups = w.cols / w.group;
-    if (w.group == 16) return w.has_minimum ? nullptr : amx_kernel_of_batch<false, true, false>(groups);
-    if (w.zero == 0) return w.has_minimum ? amx_kernel_of_batch<true, false, true>(groups) : nullptr;
-    return w.has_minimum ? nullptr : amx_kernel_of_batch<false, false, false>(groups);
+    return w.has_minimum ? amx_kernel_of_batch<true, true>(groups) : amx_kernel_of_batch<false, false>(groups);
 }
 
 }  // namespace legato::LEGATO_ISA

@@ -1,4 +1,4 @@
-// Integer micro-kernel of one panel: R rows of int8 activations by 16 outputs of 4- or 8-bit weights.
+// Integer micro-kernel of one panel: R rows of integer activations by 16 outputs of 4- or 8-bit weights.
 //
 // Loop order: group of k, quad of k, row. One arithmetic for every instruction set, number of rows and thread:
 //   dot = sum over the group of (q - zero) * a                   exact in int32, so its inner order is free
@@ -26,7 +26,13 @@ LEGATO_INLINE IntWeights int_weights(const PanelLayout& w) {
 }
 
 // Room for a panel as AMX or, if it is of nibbles, the other kernels unpack it.
-LEGATO_INLINE std::int64_t unpacked_nbytes(const PanelLayout& w) { return w.cols / w.group * (512 + 2 * 64); }
+LEGATO_INLINE std::int64_t unpacked_nbytes(const PanelLayout& w) {
+#if LEGATO_ISA_AMX
+    return w.cols / w.group * (1024 + 2 * 64);
+#else
+    return w.cols / w.group * (512 + 2 * 64);
+#endif
+}
 
 // Weights that come from memory are fetched this far ahead, across the pages at which the hardware's own prefetching
 // stops (measured: a twelfth of a decode step at one row, a third at eight).

@@ -60,7 +60,7 @@ LEGATO_INLINE void int_half(const PanelLayout& w, const std::byte* panel, const 
                     : "+x"(sum));  // GCC would turn the chain of sums into a tree, whose leaves do not fit in registers
             };
             unroll<R>([&](auto r) {
-                const __m256i quad = splat_dword(activations + r * quant_group + v * 4);
+                const __m256i quad = splat_dword(activations + r * quant_nbytes + v * 4);
                 unroll<H>([&](auto h) {
                     products(W == IntWeights::q4_bytes ? packed[h] : low_nibbles(packed[h]), quad, low[r * H + h],
                              start);
@@ -71,7 +71,7 @@ LEGATO_INLINE void int_half(const PanelLayout& w, const std::byte* panel, const 
             });
             if constexpr (nibbles) {
                 unroll<R>([&](auto r) {
-                    const __m256i quad = splat_dword(activations + r * quant_group + 16 + v * 4);
+                    const __m256i quad = splat_dword(activations + r * quant_nbytes + 16 + v * 4);
                     unroll<H>([&](auto h) { products(high_nibbles(packed[h]), quad, low[r * H + h], false); });
                 });
             }
@@ -97,7 +97,7 @@ LEGATO_INLINE void int_half(const PanelLayout& w, const std::byte* panel, const 
             }
         });
         if (!halves || g % 2) {
-            a += x.stride * quant_group;
+            a += x.stride * quant_nbytes;
             scales += x.stride;
             minus += 2 * x.stride;
         }

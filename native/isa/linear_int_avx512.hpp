@@ -32,8 +32,9 @@ template <IntWeights W, int R>
     constexpr int vectors = W == IntWeights::q4 ? quads / 2 : quads;
     constexpr int codes = vectors * 64;
     const std::int64_t factors = factor_nbytes(w), groups = w.cols / group;
-    // vpdpbusd takes 5 cycles and two start in each: with few rows, even and odd vectors have sums of their own.
-    constexpr int chains = R <= 8 ? 2 : 1;
+    // With few rows each plane of the activations has sums of its own; with more, registers are left for one, and the
+    // planes take turns.
+    constexpr bool together = R <= 8;
     const __m512i low = _mm512_set1_epi8(15);
     // Zero is subtracted as (-sum of a) * zero with one vpdpwssd on the two int16 half sums.
     const int zero_pair = w.zero * 0x10001;
@@ -44,7 +45,8 @@ template <IntWeights W, int R>
     unroll<R>([&](auto r) { acc[r] = zero(); });
     for (std::int64_t g = 0; g < groups; ++g, panel += w.group_nbytes) {
         if constexpr (W != IntWeights::q4_bytes) fetch_ahead(panel, codes + 64);
-        __m512i dot[R], odd[R];
+        __m512i dot[R], high[R];
+        unroll<R>([&](auto r) { high[r] = _mm512_setzero_si512(); });
         if (w.zero != 0) {
             const __m512i zeros = _mm512_set1_epi32(!halves ? zero_pair : g % 2 ? w.zero << 16 : w.zero);
             unroll<R>([&](auto r) {
@@ -53,25 +55,40 @@ template <IntWeights W, int R>
         } else {
             unroll<R>([&](auto r) { dot[r] = _mm512_setzero_si512(); });
         }
-        if constexpr (chains == 2) unroll<R>([&](auto r) { odd[r] = _mm512_setzero_si512(); });
         const std::int8_t* activations = a + (halves ? g % 2 * 16 : 0);
-        // Adds the products of quad `q`.
-        const auto multiply = [&](__m512i weights, auto q) __attribute__((always_inline)) {
+        const auto add_plane = [&](__m512i * sums, __m512i weights, const std::int8_t* plane, auto q)
+            __attribute__((always_inline)) {
             unroll<R>([&](auto r) {
-                __m512i& sum = q % chains == 0 ? dot[r] : odd[r];
-                sum = _mm512_dpbusd_epi32(sum, weights, splat_dword(activations + r * quant_group + q * 4));
+                sums[r] = _mm512_dpbusd_epi32(sums[r], weights, splat_dword(plane + r * quant_nbytes + q * 4));
             });
         };
-        unroll<vectors>([&](auto v) {
-            const __m512i packed = _mm512_loadu_si512(panel + v * 64);
-            if constexpr (W == IntWeights::q4) {
-                multiply(_mm512_and_si512(packed, low), v);
-                multiply(_mm512_and_si512(_mm512_srli_epi16(packed, 4), low), std::integral_constant<int, v + 4>{});
-            } else {
-                multiply(packed, v);
-            }
-        });
-        if constexpr (chains == 2) unroll<R>([&](auto r) { dot[r] = _mm512_add_epi32(dot[r], odd[r]); });
+        // Calls f(weights, quad) for all quads of the group.
+        const auto for_quads = [&](auto f) __attribute__((always_inline)) {
+            unroll<vectors>([&](auto v) {
+                const __m512i packed = _mm512_loadu_si512(panel + v * 64);
+                if constexpr (W == IntWeights::q4) {
+                    f(_mm512_and_si512(packed, low), v);
+                    f(_mm512_and_si512(_mm512_srli_epi16(packed, 4), low), std::integral_constant<int, v + 4>{});
+                } else {
+                    f(packed, v);
+                }
+            });
+        };
+        if constexpr (together) {
+            for_quads([&](__m512i weights, auto q) __attribute__((always_inline)) {
+                add_plane(high, weights, activations, q);
+                add_plane(dot, weights, activations + quant_group, q);
+            });
+            unroll<R>([&](auto r) { dot[r] = _mm512_add_epi32(dot[r], _mm512_slli_epi32(high[r], 3)); });
+        } else {
+            for_quads([&](__m512i weights, auto q) __attribute__((always_inline)) {
+                add_plane(high, weights, activations, q);
+            });
+            unroll<R>([&](auto r) { dot[r] = _mm512_add_epi32(dot[r], _mm512_slli_epi32(high[r], 3)); });
+            for_quads([&](__m512i weights, auto q) __attribute__((always_inline)) {
+                add_plane(dot, weights, activations + quant_group, q);
+            });
+        }
         const Vec scale = load_factors(panel + codes, w.half_scales);
         unroll<R>([&](auto r) { acc[r] = fma(mul(scale, to_float(dot[r])), splat(scales[r]), acc[r]); });
         if (w.has_minimum) {
@@ -79,7 +96,7 @@ template <IntWeights W, int R>
             unroll<R>([&](auto r) { acc[r] = fma(minimum, splat(scaled_sum<halves>(x, r, g)), acc[r]); });
         }
         if (!halves || g % 2) {
-            a += x.stride * quant_group;
+            a += x.stride * quant_nbytes;
             scales += x.stride;
             minus += 2 * x.stride;
         }

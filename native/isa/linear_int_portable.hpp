@@ -33,7 +33,11 @@ void int_kernel(const PanelLayout& w, const std::byte* panel, const QuantisedRow
         if (w.has_minimum) load_factors(panel + codes + factors, w.half_scales, minimum);
         for (int r = 0; r < R; ++r) {
             const std::int64_t at = (halves ? g / 2 : g) * x.stride + r;
-            const std::int8_t* a = x.codes + at * quant_group + (halves ? g % 2 * 16 : 0);
+            const std::int8_t* codes_a = x.codes + at * quant_nbytes + (halves ? g % 2 * 16 : 0);
+            std::int16_t a[group];
+            for (int k = 0; k < group; ++k) {
+                a[k] = static_cast<std::int16_t>(quant_step * codes_a[k] + codes_a[k + quant_group]);
+            }
             std::int32_t dot[panel_outputs] = {};
             for (int k = 0; k < group; ++k) {
                 for (int o = 0; o < panel_outputs; ++o) dot[o] += a[k] * weights[k][o];
