@@ -71,7 +71,7 @@ def offline(arguments: argparse.Namespace) -> None:
 
 async def serve_round(arguments: argparse.Namespace) -> dict[str, Any]:
     """The server in this process, the clients in another."""
-    from legato.assemble import ENGINE_ENVIRONMENT, engine_factory, open_text, resolve_model
+    from legato.assemble import engine_factory, open_text, resolve_model
     from legato.engine.service import EngineService
     from legato.server.app import build_app
     from legato.server.run import HttpServer, listen
@@ -91,7 +91,7 @@ async def serve_round(arguments: argparse.Namespace) -> dict[str, Any]:
         path = resolve_model(config)
         served = ServedModel(("bench",), 0, open_text(config, path))
         make = engine_factory(config, path)
-    service = EngineService(make, environment=ENGINE_ENVIRONMENT, on_step=steps.append)
+    service = EngineService(make, on_step=steps.append)
     await service.start()
     sock = listen("127.0.0.1", 0)
     server = HttpServer(build_app(service, served), sock, lambda: service.end_streams("cut"))

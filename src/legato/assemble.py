@@ -16,8 +16,6 @@ from legato.engine.text import ModelText
 from legato.engine.wire import EngineInfo
 from legato.engine.worker import EngineFactory, ReportProgress
 
-ENGINE_ENVIRONMENT: dict[str, str] = {}
-
 
 def build_engine(config: EngineConfig, path: Path, report: ReportProgress) -> tuple[Engine, EngineInfo]:
     """The engine for the model at `path`, ready to step, and what it is. Raises ModelError, ConfigError, OutOfMemory.

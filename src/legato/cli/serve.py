@@ -85,7 +85,7 @@ def _run(main: Coroutine[Any, Any, int]) -> int:
 
 async def _serve(config: EngineConfig, sock: socket.socket, host: str, name: str | None) -> int:
     """Loads, serves, stops. Exit status: 0 after Ctrl-C or SIGTERM, 130 if it came while loading."""
-    from legato.assemble import ENGINE_ENVIRONMENT, engine_factory, open_text, resolve_model
+    from legato.assemble import engine_factory, open_text, resolve_model
     from legato.engine.service import EngineService
     from legato.server.app import build_app
     from legato.server.run import DRAIN_S, HttpServer, on_signals
@@ -98,7 +98,7 @@ async def _serve(config: EngineConfig, sock: socket.socket, host: str, name: str
             path = await asyncio.to_thread(
                 resolve_model, config, lambda done, total: report("fetching", done, total), options.say
             )
-            service = EngineService(engine_factory(config, path), environment=ENGINE_ENVIRONMENT, on_progress=report)
+            service = EngineService(engine_factory(config, path), on_progress=report)
             starting = asyncio.create_task(service.start())
             try:
                 text = await asyncio.to_thread(open_text, config, path)  # meanwhile the engine loads

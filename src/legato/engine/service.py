@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
 import pickle
 import signal
 import socket
@@ -13,7 +12,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from legato import errors
@@ -123,21 +122,19 @@ class _Live:
 class EngineService:
     """Starts, feeds, hears and ends the engine process.
 
-    `factory` builds the engine there. `environment` is added to the process's (OpenMP's settings). `on_progress` hears
-    of loading. `on_step` sees every step's numbers. All methods belong to the event loop that called `start`.
+    `factory` builds the engine there. `on_progress` hears of loading, `on_step` sees every step's numbers. All methods
+    belong to the event loop that called `start`.
     """
 
     def __init__(
         self,
         factory: EngineFactory,
         *,
-        environment: Mapping[str, str] | None = None,
         on_progress: ReportProgress | None = None,
         on_step: Callable[[StepStats], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._factory = factory
-        self._environment = dict(environment or {})
         self._on_progress = on_progress
         self._on_step = on_step
         self._clock = clock
@@ -187,7 +184,6 @@ class EngineService:
                     [sys.executable, "-c", _CHILD.format(fd=theirs.fileno())],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
-                    env={**os.environ, **self._environment},
                 )
         except OSError as error:
             ours.close()
