@@ -111,6 +111,8 @@ Matrix Matrix::pack_grouped(const std::uint8_t* q, const float* scale, const flo
     layout.zero = moved_zero;
     layout.has_minimum = minimum != nullptr;
     layout.half_scales = half;
+    const auto [low, high] = std::minmax_element(q, q + rows * cols);
+    layout.five_bits = zero == 0 ? *high < 32 : *high - zero < 16 && *low - zero >= -16;
     const int64_t code_nbytes = panel_outputs * group / (nibbles ? 2 : 1);
     layout.group_nbytes = code_nbytes + factor_nbytes * (minimum ? 2 : 1);
     layout.panel_nbytes = layout.group_nbytes * groups;

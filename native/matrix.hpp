@@ -36,6 +36,7 @@ struct PanelLayout {
     int zero;
     bool has_minimum;
     bool half_scales;  // scales and minima are fp16, else fp32
+    bool five_bits;    // 8 (q - zero) fits a byte: signed, or unsigned if zero is 0
 };
 
 class Matrix {

@@ -212,7 +212,7 @@ AmxKernel amx_kernel_of_batch(std::int64_t groups) {
 // Null for what is left to VNNI: codes of more than 5 bits, which do not fit a byte 8 times; groups of 16; and both or
 // neither of a zero and minima (rare).
 inline AmxKernel amx_kernel_for(const PanelLayout& w) {
-    if (w.group == 16 || w.has_minimum != (w.zero == 0) || w.largest_code > 16) return nullptr;
+    if (w.group == 16 || w.has_minimum != (w.zero == 0) || !w.five_bits) return nullptr;
     const std::int64_t groups = w.cols / w.group;
     return w.has_minimum ? amx_kernel_of_batch<true, true>(groups) : amx_kernel_of_batch<false, false>(groups);
 }

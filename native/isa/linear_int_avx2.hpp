@@ -52,8 +52,8 @@ LEGATO_INLINE void int_half(const PanelLayout& w, const std::byte* panel, const 
                 packed[h] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at + v * 64 + h * 32));
             });
             // Adds the products of one quad of k to `sum`, or starts it.
-            const auto products = [&](__m256i codes_of_quad, __m256i activations, __m256i & sum, bool first)
-                __attribute__((always_inline)) {
+            const auto products = [&](__m256i codes_of_quad, __m256i activations, __m256i& sum,
+                                      bool first) __attribute__((always_inline)) {
                 const __m256i p = _mm256_maddubs_epi16(codes_of_quad, activations);
                 sum = first ? p : _mm256_add_epi16(sum, p);
                 asm(""

@@ -56,8 +56,8 @@ template <IntWeights W, int R>
             unroll<R>([&](auto r) { dot[r] = _mm512_setzero_si512(); });
         }
         const std::int8_t* activations = a + (halves ? g % 2 * 16 : 0);
-        const auto add_plane = [&](__m512i * sums, __m512i weights, const std::int8_t* plane, auto q)
-            __attribute__((always_inline)) {
+        const auto add_plane = [&](__m512i* sums, __m512i weights, const std::int8_t* plane,
+                                   auto q) __attribute__((always_inline)) {
             unroll<R>([&](auto r) {
                 sums[r] = _mm512_dpbusd_epi32(sums[r], weights, splat_dword(plane + r * quant_nbytes + q * 4));
             });
@@ -81,13 +81,11 @@ template <IntWeights W, int R>
             });
             unroll<R>([&](auto r) { dot[r] = _mm512_add_epi32(dot[r], _mm512_slli_epi32(high[r], 3)); });
         } else {
-            for_quads([&](__m512i weights, auto q) __attribute__((always_inline)) {
-                add_plane(high, weights, activations, q);
-            });
+            for_quads([&](__m512i weights, auto q)
+                          __attribute__((always_inline)) { add_plane(high, weights, activations, q); });
             unroll<R>([&](auto r) { dot[r] = _mm512_add_epi32(dot[r], _mm512_slli_epi32(high[r], 3)); });
-            for_quads([&](__m512i weights, auto q) __attribute__((always_inline)) {
-                add_plane(dot, weights, activations + quant_group, q);
-            });
+            for_quads([&](__m512i weights, auto q)
+                          __attribute__((always_inline)) { add_plane(dot, weights, activations + quant_group, q); });
         }
         const Vec scale = load_factors(panel + codes, w.half_scales);
         unroll<R>([&](auto r) { acc[r] = fma(mul(scale, to_float(dot[r])), splat(scales[r]), acc[r]); });

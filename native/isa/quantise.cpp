@@ -6,7 +6,7 @@
 namespace legato::LEGATO_ISA {
 namespace {
 
-constexpr float least_maximum = 0x1p-100f;  // below it 127 / max|x| could overflow; such a group is zero
+constexpr float least_maximum = 0x1p-100f;  // below it levels / max|x| could overflow; such a group is zero
 
 struct GroupFactors {
     float scale, inverse;
@@ -14,7 +14,7 @@ struct GroupFactors {
 
 LEGATO_INLINE GroupFactors group_factors(float maximum) {
     const bool nonzero = maximum > least_maximum;
-    return {nonzero ? maximum / 127.0f : 0.0f, nonzero ? 127.0f / maximum : 0.0f};
+    return {nonzero ? maximum / quant_levels : 0.0f, nonzero ? quant_levels / maximum : 0.0f};
 }
 
 #if LEGATO_ISA_AVX512 || LEGATO_ISA_AMX
@@ -24,11 +24,23 @@ LEGATO_INLINE float quantise_group(const float* x, std::int8_t* codes, std::int3
     const __m512 largest = _mm512_max_ps(_mm512_abs_ps(low), _mm512_abs_ps(high));
     const GroupFactors factors = group_factors(_mm512_reduce_max_ps(largest));
     const __m512 inverse = _mm512_set1_ps(factors.inverse);
-    const __m128i q_low = _mm512_maskz_cvtepi32_epi8(0xffff, _mm512_cvtps_epi32(_mm512_mul_ps(low, inverse)));
-    const __m128i q_high = _mm512_maskz_cvtepi32_epi8(0xffff, _mm512_cvtps_epi32(_mm512_mul_ps(high, inverse)));
-    const __m256i q = _mm256_inserti128_si256(_mm256_castsi128_si256(q_low), q_high, 1);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), q);
-    __m256i sums = _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_set1_epi8(1), q);
+    const __m512i q[2] = {_mm512_cvtps_epi32(_mm512_mul_ps(low, inverse)),
+                          _mm512_cvtps_epi32(_mm512_mul_ps(high, inverse))};
+    const __m512i half_step = _mm512_set1_epi32(quant_step / 2);
+    __m512i h[2], l[2];
+    unroll<2>([&](auto i) {
+        h[i] = _mm512_srai_epi32(_mm512_add_epi32(q[i], half_step), 3);
+        l[i] = _mm512_sub_epi32(q[i], _mm512_slli_epi32(h[i], 3));
+    });
+    const auto bytes = [](const __m512i* x) __attribute__((always_inline)) {
+        return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm512_maskz_cvtepi32_epi8(0xffff, x[0])),
+                                       _mm512_maskz_cvtepi32_epi8(0xffff, x[1]), 1);
+    };
+    const __m256i high_plane = bytes(h), low_plane = bytes(l), ones = _mm256_set1_epi8(1);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), high_plane);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + quant_group), low_plane);
+    __m256i sums = _mm256_slli_epi32(_mm256_dpbusd_epi32(_mm256_setzero_si256(), ones, high_plane), 3);
+    sums = _mm256_dpbusd_epi32(sums, ones, low_plane);
     sums = _mm256_hadd_epi32(sums, sums);
     sums = _mm256_hadd_epi32(sums, sums);
     half_sums[0] = _mm256_cvtsi256_si32(sums);
@@ -79,7 +91,9 @@ LEGATO_INLINE float quantise_group(const float* x, std::int8_t* codes, std::int3
     for (int k = 0; k < quant_group; ++k) {
         const std::uint32_t shifted = float_to_bits(x[k] * factors.inverse + rounding);
         bits[k] = static_cast<std::int32_t>(shifted) - 0x4b400000;
-        codes[k] = static_cast<std::int8_t>(bits[k]);
+        const std::int32_t h = (bits[k] + quant_step / 2) >> 3;
+        codes[k] = static_cast<std::int8_t>(h);
+        codes[k + quant_group] = static_cast<std::int8_t>(bits[k] - quant_step * h);
     }
     half_sums[0] = half_sums[1] = 0;
     for (int k = 0; k < quant_group; ++k) half_sums[k / 16] += bits[k];
@@ -91,7 +105,7 @@ LEGATO_INLINE float quantise_group(const float* x, std::int8_t* codes, std::int3
 void clear_row(const QuantisedRows& q) {
     for (std::int64_t g = 0; g < q.groups; ++g) {
         const std::int64_t at = g * q.stride;
-        std::memset(q.codes + at * quant_group, 0, quant_group);
+        std::memset(q.codes + at * quant_nbytes, 0, quant_nbytes);
         q.scales[at] = q.scaled_sums[at] = 0.0f;
         q.minus_halves[2 * at] = q.minus_halves[2 * at + 1] = 0;
     }
@@ -100,7 +114,7 @@ void clear_row(const QuantisedRows& q) {
 }  // namespace
 
 std::size_t quantised_nbytes(std::int64_t rows, std::int64_t cols) {
-    return static_cast<std::size_t>(padded_rows(rows) * (cols / quant_group) * (quant_group + 12));
+    return static_cast<std::size_t>(padded_rows(rows) * (cols / quant_group) * (quant_nbytes + 12));
 }
 
 void quantise_rows(const Rows& x, const Quantised& out, std::int64_t begin, std::int64_t end) {
@@ -110,7 +124,7 @@ void quantise_rows(const Rows& x, const Quantised& out, std::int64_t begin, std:
         for (std::int64_t g = 0; g < q.groups; ++g) {
             const std::int64_t at = g * q.stride;
             std::int32_t half_sums[2];
-            const float scale = quantise_group(row + g * quant_group, q.codes + at * quant_group, half_sums);
+            const float scale = quantise_group(row + g * quant_group, q.codes + at * quant_nbytes, half_sums);
             q.scales[at] = scale;
             q.scaled_sums[at] = scale * static_cast<float>(half_sums[0] + half_sums[1]);
             q.minus_halves[2 * at] = static_cast<std::int16_t>(-half_sums[0]);

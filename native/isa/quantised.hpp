@@ -1,9 +1,14 @@
-// int8 activations as the linear kernels read them. Per row and group of 32 along k: scale = max|x| / 127 and
-// q = round-to-nearest-even(x * (127 / max|x|)); the value is scale * q. Beside them what the weights' zeros and minima
-// need.
+// Integer activations as the linear kernels read them. Per row and group of 32 along k: scale = max|x| / levels and
+// q = round-to-nearest-even(x * (levels / max|x|)); the value is scale * q. Beside them what the weights' zeros and
+// minima need.
 //
-// Rows lie in blocks of about equal size: [block, group, row of block, 32 codes]. So the rows of a
-// micro-kernel are constant offsets from one pointer, and an AMX tile of activations is 512 contiguous bytes.
+// With 1,016 levels q = 8 h + l is stored in two planes of int8, 32 h and then 32 l: a tile of AMX takes 64 products of
+// k in the time of 32, and one row of VNNI waits for memory anyway, so two more digits cost little, and the most likely
+// token is another one at 0.2 % of positions instead of 5 % (docs/lab-notebook.md). AVX2 would pay for them at twice
+// the instructions; it has 127 levels and one plane.
+//
+// Rows lie in blocks of about equal size: [block, group, row of block, codes]. So the rows of a micro-kernel are
+// constant offsets from one pointer, and an AMX tile of activations is 1,024 contiguous bytes.
 #pragma once
 
 #include <cstddef>
@@ -15,6 +20,14 @@
 namespace legato::LEGATO_ISA {
 
 constexpr std::int64_t quant_group = 32;
+#if LEGATO_ISA_AVX2
+constexpr int quant_planes = 1;
+#else
+constexpr int quant_planes = 2;
+#endif
+constexpr int quant_step = quant_planes == 2 ? 8 : 1;  // what a unit of h is worth
+constexpr float quant_levels = 127.0f * quant_step;
+constexpr std::int64_t quant_nbytes = quant_planes * quant_group;  // codes of one row and group
 #if LEGATO_ISA_AMX
 constexpr std::int64_t quant_block_rows = 16;  // of a tile
 #else
@@ -23,7 +36,7 @@ constexpr std::int64_t quant_block_rows = 12;  // at most; a multiple of every m
 
 // From some row of some block on; `stride` rows are between two groups of a row.
 struct QuantisedRows {
-    std::int8_t* codes;          // [group, row, 32]
+    std::int8_t* codes;          // [group, row, plane, 32]
     float* scales;               // [group, row]
     float* scaled_sums;          // [group, row]: scale * sum of q
     std::int16_t* minus_halves;  // [group, row, 2]: minus the sums of q over k's first and second 16
@@ -51,10 +64,10 @@ LEGATO_INLINE QuantisedRows rows_from(const Quantised& q, std::int64_t row) {
     const std::int64_t groups = q.cols / quant_group, count = padded_rows(q.rows) * groups, block = block_rows(q.rows);
     const std::int64_t first = row / block * block * groups + row % block;
     auto* codes = reinterpret_cast<std::int8_t*>(q.storage);
-    auto* scales = reinterpret_cast<float*>(q.storage + count * quant_group);
+    auto* scales = reinterpret_cast<float*>(q.storage + count * quant_nbytes);
     float* sums = scales + count;
     auto* halves = reinterpret_cast<std::int16_t*>(sums + count);
-    return {codes + first * quant_group, scales + first, sums + first, halves + 2 * first, block, groups};
+    return {codes + first * quant_nbytes, scales + first, sums + first, halves + 2 * first, block, groups};
 }
 
 std::size_t quantised_nbytes(std::int64_t rows, std::int64_t cols);

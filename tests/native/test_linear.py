@@ -74,13 +74,18 @@ GROUPED = [
 FORMATS: list[Grouped | Dense] = [*GROUPED, Dense("f32"), Dense("f16"), Dense("bf16")]
 
 
+def levels() -> int:
+    """Largest code of the activations: AVX2 has one plane of int8, the others 3 bits more."""
+    return 127 if _native.isa() == "avx2" else 1016
+
+
 def quantised(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """int8 codes [rows, cols] and scales [rows, cols / 32] of the activations, by the definition."""
+    """Codes [rows, cols] and scales [rows, cols / 32] of the activations, by the definition."""
     groups = x.reshape(x.shape[0], -1, 32)
     largest = np.abs(groups).max(2)
     safe = np.where(largest > 0, largest, F32(1))
-    codes = np.rint(groups * (F32(127) / safe)[:, :, None]) * (largest > 0)[:, :, None]
-    return codes.reshape(x.shape).astype(np.int64), largest / F32(127)
+    codes = np.rint(groups * (F32(levels()) / safe)[:, :, None]) * (largest > 0)[:, :, None]
+    return codes.reshape(x.shape).astype(np.int64), largest / F32(levels())
 
 
 def oracle(values: np.ndarray, x: np.ndarray, int8: bool) -> np.ndarray:
@@ -148,7 +153,9 @@ def test_a_row_keeps_its_bits_in_any_company(form: Grouped | Dense, mode: str, d
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
 @pytest.mark.parametrize("mode", ["int8", "f32"])
 def test_every_instruction_set_with_fused_multiply_add_gives_the_same_bits(form: Grouped | Dense, mode: str) -> None:
-    if len(FUSED_ISAS) < 2:
+    # AVX2's integer activations are coarser, so it agrees with the others in fp32 only.
+    names = [name for name in FUSED_ISAS if name != "avx2" or mode == "f32" or isinstance(form, Dense)]
+    if len(names) < 2:
         pytest.skip("needs two such instruction sets")
     before = _native.isa()
     try:
@@ -156,7 +163,7 @@ def test_every_instruction_set_with_fused_multiply_add_gives_the_same_bits(form:
             packed, _ = form.make(53, cols)
             for rows in (1, 7, 16, 50):
                 results = []
-                for name in FUSED_ISAS:
+                for name in names:
                     _native.set_isa(name)
                     results.append(packed.linear(activations(rows, cols), activations=mode, threads=2).view(np.uint32))
                 assert all(np.array_equal(result, results[0]) for result in results), (cols, rows)
@@ -165,7 +172,7 @@ def test_every_instruction_set_with_fused_multiply_add_gives_the_same_bits(form:
 
 
 def test_extreme_codes_and_activations_do_not_overflow(isa: str) -> None:
-    """Largest codes against activations that are all +127 or all -127: sums of 16 bits must hold a group."""
+    """Largest codes against activations of the largest code, all positive or negative: narrow sums must hold a group."""
     cols = 64
     for form in GROUPED:
         q = np.full((16, cols), form.top, np.uint8)
@@ -173,8 +180,8 @@ def test_extreme_codes_and_activations_do_not_overflow(isa: str) -> None:
         minimum = np.zeros_like(scale) if form.minimum else None
         packed = Matrix.pack_grouped(q, scale, minimum, zero=form.zero, bits=form.bits, group=form.group)
         for sign in (1, -1):
-            y = packed.linear(np.full((20, cols), sign * 127, F32), threads=2)
-            assert (y == sign * 127 * cols * (form.top - form.zero)).all(), (form.name, sign)
+            y = packed.linear(np.full((20, cols), sign * levels(), F32), threads=2)
+            assert (y == sign * levels() * cols * (form.top - form.zero)).all(), (form.name, sign)
 
 
 def test_zero_and_tiny_activations_give_zero(isa: str) -> None:
