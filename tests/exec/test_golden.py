@@ -158,10 +158,9 @@ def test_logits_and_greedy_text_are_those_of_transformers(real: tuple[str, Path]
 
 @needs_native
 def test_integer_activations_agree_with_fp32(real: tuple[str, Path]) -> None:
-    """The next token of the greedy texts, and of every position of prompts and page; and the page's perplexity.
+    """The most likely next token in greedy texts, in all prompts and on a page, and the perplexity of the page.
 
-    Prompts in ten scripts are mostly guesswork to a small model, and its best guesses close. llama.cpp, with integer
-    activations too, agrees with SmolLM2's golden values at 97.8 % of the greedy texts' positions and 95.7 % of all.
+    With 8 bits an activation SmolLM2 agreed at 95.0 % of all positions (llama.cpp: 95.7 %), so the kernels have more.
     """
     name, path = real
     record = golden(name)
@@ -182,8 +181,7 @@ def test_integer_activations_agree_with_fp32(real: tuple[str, Path]) -> None:
         f"{anywhere:.2%} at all positions; perplexity {perplexity:.3f}, "
         f"transformers fp32 {expected_perplexity:.3f} ({perplexity / expected_perplexity - 1:+.2%})"
     )
-    assert in_texts >= 0.97
-    assert anywhere >= 0.94
+    assert min(in_texts, anywhere) >= 0.97
     assert perplexity == pytest.approx(expected_perplexity, rel=0.01)
 
 
