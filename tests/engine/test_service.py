@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from legato.core.request import Sampling, StopRule
-from legato.engine.service import EngineService, TokenStream
+from legato.engine.service import EngineService
+from legato.engine.stream import TokenStream
 from legato.engine.wire import StepStats
 from legato.errors import EngineError, ModelCorrupt, RequestError
 from server.fake_engine import factory

@@ -13,17 +13,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 from legato import errors
 from legato.core.request import Request, Sampling, StopRule
 from legato.engine.metrics import EngineMetrics
+from legato.engine.stream import TokenEvent, TokenStream
 from legato.engine.wire import (
     Abort,
     EngineInfo,
     Failed,
     FrameBuffer,
-    LogprobEntry,
     Progress,
     Ready,
     Rejected,
@@ -40,71 +39,6 @@ from legato.engine.worker import EngineFactory, ReportProgress
 SEND_BUFFER_BYTES = 1 << 20
 STOP_TIMEOUT_S = 5.0
 _CHILD = "import sys; from legato.engine.worker import main; sys.exit(main({fd}))"
-
-
-class TokenEvent(NamedTuple):
-    """A token of one sequence. `finish`: "stop" or "length" if it is the last one."""
-
-    request_id: int
-    token_id: int
-    logprobs: LogprobEntry | None
-    finish: str | None
-
-
-class TokenStream:
-    """Events of the sequences of one client request, in order. Made by `EngineService.open_stream`."""
-
-    __slots__ = ("_error", "_events", "_open", "_service", "_waiter")
-
-    def __init__(self, service: EngineService) -> None:
-        self._service = service
-        self._events: list[TokenEvent] = []
-        self._waiter: asyncio.Future[None] | None = None
-        self._error: errors.LegatoError | None = None
-        self._open: set[int] = set()
-
-    async def take(self) -> list[TokenEvent]:
-        """All events since the last call, at least one. Raises what ended the stream: EngineError, RequestError."""
-        while not self._events:
-            if self._error is not None:
-                raise self._error
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        events, self._events = self._events, []
-        return events
-
-    def finish(self, request_id: int, reason: str = "stop") -> None:
-        """Ends one sequence early (a stop string): its slot is free before the engine's next step."""
-        if request_id in self._open:
-            self._open.discard(request_id)
-            self._service.abort(request_id, reason)
-
-    def close(self) -> None:
-        """The client is gone, or served: whatever still runs is aborted. Safe to call twice."""
-        for request_id in list(self._open):
-            self.finish(request_id, "abort")
-
-    def fail(self, error: errors.LegatoError) -> None:
-        """Makes `take` raise `error` once the events before it are taken."""
-        self._error = error
-        self._wake()
-
-    def _add(self, request_id: int) -> None:
-        self._open.add(request_id)
-
-    def _push(self, event: TokenEvent) -> None:
-        if event.finish is not None:
-            self._open.discard(event.request_id)
-        self._events.append(event)
-        if self._waiter is not None:
-            self._wake()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
 
 
 class _Live:
@@ -202,7 +136,7 @@ class EngineService:
 
     def open_stream(self) -> TokenStream:
         """A place for the events of one client request."""
-        return TokenStream(self)
+        return TokenStream(self.abort)
 
     def submit(self, stream: TokenStream, prompt: tuple[int, ...], sampling: Sampling, stop: StopRule) -> int:
         """Queues one sequence; its events arrive in `stream`. Returns its id. EngineError if the engine is gone."""
@@ -211,7 +145,7 @@ class EngineService:
         request = Request(next(self._ids), prompt, sampling, stop, self._clock())
         self._send(submit_message(request))
         self._live[request.request_id] = _Live(stream, request.arrival_s, len(prompt))
-        stream._add(request.request_id)
+        stream.opened(request.request_id)
         return request.request_id
 
     def abort(self, request_id: int, reason: str = "abort") -> None:
@@ -285,8 +219,7 @@ class EngineService:
             live = self._live.pop(message.request_id, None)
             if live is not None:
                 self.metrics.record_finish("error", self._clock() - live.arrival_s)
-                live.stream._open.discard(message.request_id)
-                live.stream.fail(errors.RequestError(message.message))
+                live.stream.fail(errors.RequestError(message.message), message.request_id)
         elif isinstance(message, Failed):
             self._reported = _error_of(message)
             self.detail = message.detail
@@ -315,13 +248,12 @@ class EngineService:
             if reason is not None:
                 del live_by_id[request_id]
                 metrics.record_finish(reason, now_s - live.arrival_s)
-            live.stream._push(TokenEvent(request_id, token_id, entry, reason))
+            live.stream.push(TokenEvent(request_id, token_id, entry, reason))
         for request_id, reason, text in finished.values():
             live = live_by_id.pop(request_id, None)
             if live is not None:
                 metrics.record_finish(reason, now_s - live.arrival_s)
-                live.stream._open.discard(request_id)
-                live.stream.fail(errors.EngineError(text or f"the engine ended the request: {reason}"))
+                live.stream.fail(errors.EngineError(text or f"the engine ended the request: {reason}"), request_id)
 
     def _connected(self, transport: asyncio.Transport) -> None:
         self._transport = transport

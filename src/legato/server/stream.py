@@ -13,8 +13,9 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from legato.engine.params import MAX_SEQUENCES, SamplingParams, random_seed
-from legato.engine.service import EngineService, TokenEvent, TokenStream
+from legato.engine.service import EngineService
 from legato.engine.stop import TextStream
+from legato.engine.stream import TokenEvent, TokenStream
 from legato.engine.wire import LogprobEntry
 from legato.errors import LegatoError, RequestError
 from legato.server.problems import Problem, error_body
