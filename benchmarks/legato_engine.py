@@ -88,5 +88,5 @@ class LegatoPeer:
 if __name__ == "__main__":
     options = harness.parser(__doc__ or "")
     options.add_argument("--budget", type=int, default=512, help="tokens a step")
-    options.add_argument("--activations", choices=["int8", "f32"], default="int8")
+    options.add_argument("--activations", choices=["int8", "bf16", "f32"], default="int8")
     harness.main(options.parse_args(), LegatoPeer)

@@ -11,13 +11,12 @@ namespace {
 
 nb::tuple time_linear_of(const Matrix& w, std::int64_t rows, const std::string& activations, int threads,
                          double seconds) {
-    if (activations != "int8" && activations != "f32")
-        throw std::invalid_argument("activations must be \"int8\" or \"f32\", got \"" + activations + '"');
+    const Activations kind = parse_activations(activations);
     if (rows < 1 || threads < 1) throw std::invalid_argument("rows and threads must be at least 1");
     LinearSeconds best;
     {
         nb::gil_scoped_release released;
-        best = time_linear(active_kernels().linear, w, rows, activations == "int8", threads, seconds);
+        best = time_linear(active_kernels().linear, w, rows, kind, threads, seconds);
     }
     return nb::make_tuple(best.quantise, best.linear);
 }

@@ -65,15 +65,14 @@ nb::ndarray<nb::numpy, float> unpack(const Matrix& w) {
 }
 
 nb::ndarray<nb::numpy, float> linear(const Matrix& w, Array<float, 2> x, const std::string& activations, int threads) {
-    require(activations == "int8" || activations == "f32",
-            "activations must be \"int8\" or \"f32\", got \"" + activations + '"');
+    const Activations kind = parse_activations(activations);
     require(static_cast<std::int64_t>(x.shape(1)) == w.cols(),
             "x has " + std::to_string(x.shape(1)) + " columns, the weight " + std::to_string(w.cols()));
     require(threads > 0 && threads <= 1024, "threads must be in [1, 1024], got " + std::to_string(threads));
     auto y = numpy_empty<float>({x.shape(0), static_cast<std::size_t>(w.rows())});
     const LinearKernels& kernels = active_kernels().linear;
     nb::gil_scoped_release released;
-    linear_once(kernels, w, x.data(), static_cast<std::int64_t>(x.shape(0)), y.data(), activations == "int8", threads);
+    linear_once(kernels, w, x.data(), static_cast<std::int64_t>(x.shape(0)), y.data(), kind, threads);
     return y;
 }
 

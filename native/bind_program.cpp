@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "bind.hpp"
+#include "linear.hpp"
 #include "program.hpp"
 
 namespace legato {
@@ -34,11 +35,9 @@ FloatArray optional_array(const std::optional<Vector>& values) {
 
 void construct(Program* self, std::shared_ptr<KvCache> kv, std::int64_t max_rows, std::int64_t max_logit_rows,
                std::int64_t max_seqs, const std::string& activations, int max_threads) {
-    if (activations != "int8" && activations != "f32")
-        throw std::invalid_argument("activations must be \"int8\" or \"f32\", got \"" + activations + '"');
-    new (self) Program(std::move(kv),
-                       ProgramLimits{max_rows, max_logit_rows, max_seqs,
-                                     max_threads == 0 ? omp_get_num_procs() : max_threads, activations == "int8"});
+    new (self) Program(std::move(kv), ProgramLimits{max_rows, max_logit_rows, max_seqs,
+                                                    max_threads == 0 ? omp_get_num_procs() : max_threads,
+                                                    parse_activations(activations)});
 }
 
 int linear(Program& program, int x, std::vector<std::shared_ptr<Matrix>> weights, const std::optional<Vector>& bias,
@@ -106,7 +105,8 @@ void bind_program(nb::module_& m) {
         "step, or, after select(), its logit rows. ValueError for slots and shapes that do not fit.")
         .def("__init__", construct, nb::arg("kv"), nb::kw_only(), nb::arg("max_rows"), nb::arg("max_logit_rows"),
              nb::arg("max_seqs"), nb::arg("activations") = "int8", nb::arg("max_threads") = 0,
-             "activations \"int8\": inputs of quantised weights are quantised too; \"f32\": weights are dequantised.\n"
+             "activations \"int8\": inputs of quantised weights are quantised too; \"bf16\": both are expanded to bf16 "
+             "(instruction set amx only); \"f32\": weights are dequantised.\n"
              "max_threads 0: as many as there are CPUs. It bounds run()'s threads and sizes the scratch.")
         .def(
             "embed",

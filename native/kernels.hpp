@@ -19,12 +19,17 @@ struct Rows {
     std::int64_t cols;
 };
 
-// Activations quantised per row and group of 32 to int8: value = scale * q. Buffers live in the program's scratch.
-// The layout inside `storage` belongs to the kernels of one ISA; `quantised_nbytes` says how large it must be.
+// What the inputs of quantised weights are multiplied as: fp32; integers with a scale for each row and group of 32; or
+// bf16, where the instruction set has tiles for it.
+enum class Activations : std::uint8_t { f32, int8, bf16 };
+
+// Activations as int8 or bf16. Buffers live in the program's scratch. The layout inside `storage` belongs to the
+// kernels of one ISA; `quantised_nbytes` says how large it must be for either.
 struct Quantised {
     std::byte* storage;
     std::int64_t rows;
     std::int64_t cols;
+    Activations kind;
 };
 
 // The linear kernels of one instruction set; `legato::<isa>::linear_kernels()` (native/isa/linear.cpp) returns them.
@@ -48,6 +53,7 @@ struct LinearKernels {
     double (*fma_peak)(double seconds);
     // Called by one thread: bytes/s of reading [data, data + nbytes) once, with the widest loads.
     double (*read_bandwidth)(const std::byte* data, std::size_t nbytes);
+    bool has_bf16;
 };
 
 }  // namespace legato

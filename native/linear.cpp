@@ -28,20 +28,33 @@ Buffer allocate(std::size_t nbytes) {
 
 }  // namespace
 
-void linear_once(const LinearKernels& kernels, const Matrix& w, const float* x, std::int64_t rows, float* y, bool int8,
-                 int threads) {
+Activations parse_activations(const std::string& name) {
+    if (name == "f32") return Activations::f32;
+    if (name == "int8") return Activations::int8;
+    if (name == "bf16") return Activations::bf16;
+    throw std::invalid_argument("activations must be \"int8\", \"bf16\" or \"f32\", got \"" + name + '"');
+}
+
+void require_activations(const LinearKernels& kernels, Activations activations) {
+    if (activations == Activations::bf16 && !kernels.has_bf16)
+        throw std::invalid_argument("bf16 activations need the instruction set \"amx\"");
+}
+
+void linear_once(const LinearKernels& kernels, const Matrix& w, const float* x, std::int64_t rows, float* y,
+                 Activations activations, int threads) {
+    require_activations(kernels, activations);
     if (rows == 0) return;
     const Matrix* parts[] = {&w};
     const Rows input{const_cast<float*>(x), w.cols(), rows, w.cols()};
     const Rows output{y, w.rows(), rows, w.rows()};
-    int8 = int8 && w.quantised();
-    const Buffer scratch = allocate(kernels.linear_scratch_nbytes(parts, 1, threads, int8));
-    const Buffer codes = allocate(int8 ? kernels.quantised_nbytes(rows, w.cols()) : 0);
-    const Quantised quantised{codes.get(), rows, w.cols()};
+    const bool coded = activations != Activations::f32 && w.quantised();
+    const Buffer scratch = allocate(kernels.linear_scratch_nbytes(parts, 1, threads, coded));
+    const Buffer codes = allocate(coded ? kernels.quantised_nbytes(rows, w.cols()) : 0);
+    const Quantised quantised{codes.get(), rows, w.cols(), activations};
 #pragma omp parallel num_threads(threads)
     {
-        if (int8) kernels.quantise(input, quantised);
-        kernels.linear(parts, 1, input, int8 ? &quantised : nullptr, output, nullptr, nullptr, scratch.get());
+        if (coded) kernels.quantise(input, quantised);
+        kernels.linear(parts, 1, input, coded ? &quantised : nullptr, output, nullptr, nullptr, scratch.get());
     }
 }
 
@@ -55,23 +68,24 @@ void gather_once(const LinearKernels& kernels, const Matrix& w, const std::int32
     kernels.gather(w, ids, scale, output);
 }
 
-LinearSeconds time_linear(const LinearKernels& kernels, const Matrix& w, std::int64_t rows, bool int8, int threads,
-                          double seconds) {
+LinearSeconds time_linear(const LinearKernels& kernels, const Matrix& w, std::int64_t rows, Activations activations,
+                          int threads, double seconds) {
+    require_activations(kernels, activations);
     using Clock = std::chrono::steady_clock;
     const auto since = [](Clock::time_point start) {
         return std::chrono::duration<double>(Clock::now() - start).count();
     };
-    int8 = int8 && w.quantised();
+    const bool coded = activations != Activations::f32 && w.quantised();
     const Matrix* parts[] = {&w};
     const PageBuffer x_buffer(static_cast<std::size_t>(rows * w.cols()) * sizeof(float));
     const PageBuffer y_buffer(static_cast<std::size_t>(rows * w.rows()) * sizeof(float));
-    const PageBuffer scratch(kernels.linear_scratch_nbytes(parts, 1, threads, int8));
-    const PageBuffer codes(int8 ? kernels.quantised_nbytes(rows, w.cols()) : 0);
+    const PageBuffer scratch(kernels.linear_scratch_nbytes(parts, 1, threads, coded));
+    const PageBuffer codes(coded ? kernels.quantised_nbytes(rows, w.cols()) : 0);
     const Rows x{reinterpret_cast<float*>(x_buffer.data()), w.cols(), rows, w.cols()};
     const Rows y{reinterpret_cast<float*>(y_buffer.data()), w.rows(), rows, w.rows()};
     for (std::int64_t i = 0; i < rows * w.cols(); ++i)
         x.data[i] = static_cast<float>((i * 7919) % 2001 - 1000) * 0.001f;
-    const Quantised quantised{codes.data(), rows, w.cols()};
+    const Quantised quantised{codes.data(), rows, w.cols(), activations};
     LinearSeconds best{1e9, 1e9};
     bool more = true;
     const Clock::time_point begin = Clock::now();
@@ -81,10 +95,10 @@ LinearSeconds time_linear(const LinearKernels& kernels, const Matrix& w, std::in
         // One thread reads the clock for all: a thread that was held up must not shorten the time.
 #pragma omp single
         start = Clock::now();
-        if (int8) kernels.quantise(x, quantised);
+        if (coded) kernels.quantise(x, quantised);
 #pragma omp single
         middle = Clock::now();
-        kernels.linear(parts, 1, x, int8 ? &quantised : nullptr, y, nullptr, nullptr, scratch.data());
+        kernels.linear(parts, 1, x, coded ? &quantised : nullptr, y, nullptr, nullptr, scratch.data());
 #pragma omp single
         {
             best.linear = std::min(best.linear, since(middle));
@@ -92,7 +106,7 @@ LinearSeconds time_linear(const LinearKernels& kernels, const Matrix& w, std::in
             more = since(begin) < seconds;
         }
     }
-    if (!int8) best.quantise = 0.0;
+    if (!coded) best.quantise = 0.0;
     return best;
 }
 

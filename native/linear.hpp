@@ -2,15 +2,21 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "kernels.hpp"
 #include "matrix.hpp"
 
 namespace legato {
 
-// y [rows, w.rows()] = x [rows, w.cols()] * w^T, with int8 activations for a quantised `w` if `int8`, else fp32 ones.
-void linear_once(const LinearKernels& kernels, const Matrix& w, const float* x, std::int64_t rows, float* y, bool int8,
-                 int threads);
+// "f32", "int8" or "bf16"; throws std::invalid_argument for anything else.
+Activations parse_activations(const std::string& name);
+// Throws std::invalid_argument if these kernels have no such activations.
+void require_activations(const LinearKernels& kernels, Activations activations);
+
+// y [rows, w.rows()] = x [rows, w.cols()] * w^T; `activations` are for a quantised `w`.
+void linear_once(const LinearKernels& kernels, const Matrix& w, const float* x, std::int64_t rows, float* y,
+                 Activations activations, int threads);
 
 // Shortest times of one layer in a running team: of quantising the activations (0 if they stay fp32) and of the layer.
 struct LinearSeconds {
@@ -18,8 +24,8 @@ struct LinearSeconds {
 };
 
 // Repeats for about `seconds`, on buffers of its own that are touched before.
-LinearSeconds time_linear(const LinearKernels& kernels, const Matrix& w, std::int64_t rows, bool int8, int threads,
-                          double seconds);
+LinearSeconds time_linear(const LinearKernels& kernels, const Matrix& w, std::int64_t rows, Activations activations,
+                          int threads, double seconds);
 
 // fp32 flop/s of `threads` threads at once, on registers.
 double fma_peak(const LinearKernels& kernels, int threads, double seconds);

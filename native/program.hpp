@@ -50,8 +50,8 @@ struct Op {
     int x = -1;  // input slots
     int y = -1;
     int out = -1;
-    // Buffer of an int8 copy: that of x, written by `quantise` and read by `linear`; that of out, written by `rms_norm`
-    // and `gated` along with it.
+    // Buffer of an int8 or bf16 copy: that of x, written by `quantise` and read by `linear`; that of out, written by
+    // `rms_norm` and `gated` along with it.
     int quantised = -1;
     std::vector<std::shared_ptr<const Matrix>> weights = {};
     std::vector<const Matrix*> parts = {};
@@ -71,7 +71,7 @@ struct ProgramLimits {
     std::int64_t max_logit_rows;
     std::int64_t max_sequences;
     int max_threads;
-    bool int8_activations;
+    Activations activations;
 };
 
 struct StepInput {

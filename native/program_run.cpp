@@ -112,7 +112,7 @@ void Program::execute(const Op& op) {
     Quantised copy{};
     if (op.quantised >= 0)
         copy = {arena_.data() + buffers_[static_cast<std::size_t>(op.quantised)].offset, x.rows,
-                op.kind == OpKind::gated ? out.cols : x.cols};
+                op.kind == OpKind::gated ? out.cols : x.cols, limits_.activations};
     const Quantised* made = op.quantised >= 0 ? &copy : nullptr;
     const ElementwiseKernels& elementwise = kernels_->elementwise;
     switch (op.kind) {

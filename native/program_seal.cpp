@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "linear.hpp"
 #include "program.hpp"
 
 namespace legato {
@@ -30,6 +31,7 @@ void Program::seal(int output) {
     output_ = selected ? output : select(output);
     sealed_ = true;
     kernels_ = &active_kernels();
+    require_activations(kernels_->linear, limits_.activations);
     insert_quantise();
     find_only_quantised();
     assign_buffers();
@@ -46,7 +48,7 @@ void Program::insert_quantise() {
     std::vector<int> copies(slots_.size(), -1);
     for (Op& op : ops_) {
         const auto is_quantised = [](const Matrix* part) { return part->quantised(); };
-        if (op.kind == OpKind::linear && limits_.int8_activations &&
+        if (op.kind == OpKind::linear && limits_.activations != Activations::f32 &&
             std::any_of(op.parts.begin(), op.parts.end(), is_quantised)) {
             int& copy = copies[static_cast<std::size_t>(op.x)];
             if (copy < 0) {

@@ -1,5 +1,6 @@
 // AMX tiles by number. Inline assembly, since GCC 12's intrinsics do not tell the compiler of the memory they touch and
-// want literal tile numbers; put `order_memory` where tile loads and stores meet ordinary ones.
+// want literal tile numbers; put `order_memory` where tile loads and stores meet ordinary ones, but not where sums are
+// held in registers: it forces them to the stack.
 #pragma once
 
 #include "isa/simd.hpp"

@@ -18,6 +18,7 @@
 #endif
 #if LEGATO_ISA_AMX
 #include "linear_amx.hpp"
+#include "linear_bf16.hpp"
 #endif
 #include "linear_peak.hpp"
 #include "quantised.hpp"
@@ -235,6 +236,39 @@ void amx_item(const Call& call, const Part& part, int64_t panel_begin, int64_t p
 }
 #endif
 
+#if LEGATO_ISA_AMX
+void bf16_item(const Call& call, const Part& part, int64_t panel_begin, int64_t panel_end, int64_t row_begin,
+               int64_t row_end, float* sums, std::byte* unpacked) {
+    const PanelLayout& w = *part.w;
+    const int64_t groups = w.cols / quant_group, nbytes = groups * bf16_tile_nbytes,
+                  pairs = (panel_end - panel_begin + 1) / 2;
+    const int64_t x_stride = nbytes;
+    const auto panel_at = [&](int64_t pair, int64_t p) {
+        return panel_begin + 2 * pair + p < panel_end ? unpacked + (2 * pair + p) * nbytes
+                                                      : unpacked + 2 * pair * nbytes;
+    };
+    for (int64_t row = row_begin; row < row_end;) {
+        const int64_t rows = row_end - row < 2 * bf16_rows ? row_end - row : 2 * bf16_rows;
+        for (int64_t pair = 0; pair < pairs; ++pair) {
+            const int64_t first = panel_begin + 2 * pair, last = first + 2 < panel_end ? first + 2 : panel_end;
+            if (row == row_begin)
+                for (int64_t p = first; p < last; ++p)
+                    expand_bf16_panel(w, w.data + p * w.panel_nbytes, unpacked + (p - panel_begin) * nbytes);
+            for (int64_t p = first; p < last && rows > 1; ++p) prefetch_outputs(call, part, p, row, rows);
+            const std::byte* x = bf16_block(*call.x_int8, row);
+            if (rows > bf16_rows) {
+                bf16_products<2>(x, x_stride, panel_at(pair, 0), panel_at(pair, 1), groups, sums);
+            } else {
+                bf16_products<1>(x, x_stride, panel_at(pair, 0), panel_at(pair, 1), groups, sums);
+            }
+            for (int64_t p = first; p < last; ++p)
+                finish(call, part, p, row, rows, sums + (p - first) * panel_outputs, 2 * panel_outputs);
+        }
+        row += rows;
+    }
+}
+#endif
+
 void f32_item(const Call& call, const Part& part, int64_t panel_begin, int64_t panel_end, int64_t row_begin,
               int64_t row_end, ThreadScratch& scratch) {
     const PanelLayout& w = *part.w;
@@ -327,7 +361,13 @@ void linear(const Matrix* const* parts, int part_count, const Rows& x, const Qua
     int64_t items = 0;
     for (int p = 0; p < part_count; ++p) items += part_at(p, 0).items;
 #if LEGATO_ISA_AMX
-    if (x_int8 && x.rows >= amx_least_rows) configure_tiles();
+    const bool bf16 = x_int8 && x_int8->kind == Activations::bf16;
+    const bool tiles = bf16 || (x_int8 && x.rows >= amx_least_rows);
+    if (bf16) {
+        configure_bf16_tiles(x.rows);
+    } else if (tiles) {
+        configure_tiles();
+    }
 #endif
 #pragma omp for schedule(dynamic, 1)
     for (int64_t i = 0; i < items; ++i) {
@@ -346,6 +386,8 @@ void linear(const Matrix* const* parts, int part_count, const Rows& x, const Qua
         if (!part.int8) {
             f32_item(call, part, panel, panel_end, row, row_end, scratch);
 #if LEGATO_ISA_AMX
+        } else if (bf16) {
+            bf16_item(call, part, panel, panel_end, row, row_end, scratch.sums, unpacked);
         } else if (use_amx(*part.w, x.rows)) {
             amx_item(call, part, panel, panel_end, row, row_end, scratch.amx, unpacked);
 #endif
@@ -354,7 +396,7 @@ void linear(const Matrix* const* parts, int part_count, const Rows& x, const Qua
         }
     }
 #if LEGATO_ISA_AMX
-    if (x_int8 && x.rows >= amx_least_rows) _tile_release();
+    if (tiles) _tile_release();
 #endif
 }
 
@@ -367,7 +409,13 @@ std::size_t linear_scratch_nbytes(const Matrix* const* parts, int part_count, in
 void gather(const Matrix& w, const std::int32_t* ids, float scale, const Rows& y);
 
 LinearKernels linear_kernels() {
-    return {quantised_nbytes, quantise, quantise_rows, linear, linear_scratch_nbytes, gather, fma_peak, read_bandwidth};
+#if LEGATO_ISA_AMX
+    constexpr bool has_bf16 = true;
+#else
+    constexpr bool has_bf16 = false;
+#endif
+    return {quantised_nbytes, quantise, quantise_rows,  linear,  linear_scratch_nbytes,
+            gather,           fma_peak, read_bandwidth, has_bf16};
 }
 
 }  // namespace legato::LEGATO_ISA

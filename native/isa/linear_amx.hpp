@@ -8,6 +8,7 @@
 // units are busy.
 #pragma once
 
+#include "amx.hpp"
 #include "linear_int_avx512.hpp"
 
 namespace legato::LEGATO_ISA {
@@ -60,33 +61,14 @@ LEGATO_INLINE void unpack_codes(const PanelLayout& w, const std::byte* at, std::
     unroll<8>([&](auto quad) { put(quad, _mm512_loadu_si512(at + quad * 64)); });
 }
 
-// Orders tile loads and stores, whose memory the compiler is not told of, against everything else. Not inside a step:
-// it would force the sums in registers to the stack.
-LEGATO_INLINE void order_memory() { asm volatile("" ::: "memory"); }
-
-template <bool Unsigned, int Sums, int Activations, int Weights>
+template <bool Unsigned, int Sums, int X, int W>
 LEGATO_INLINE void tile_product() {
     // The compiler does not see tiles, and the intrinsics want literal numbers.
     if constexpr (Unsigned) {
-        asm volatile("tdpbsud %%tmm%c0, %%tmm%c1, %%tmm%c2" ::"i"(Weights), "i"(Activations), "i"(Sums));
+        asm volatile("tdpbsud %%tmm%c0, %%tmm%c1, %%tmm%c2" ::"i"(W), "i"(X), "i"(Sums));
     } else {
-        asm volatile("tdpbssd %%tmm%c0, %%tmm%c1, %%tmm%c2" ::"i"(Weights), "i"(Activations), "i"(Sums));
+        asm volatile("tdpbssd %%tmm%c0, %%tmm%c1, %%tmm%c2" ::"i"(W), "i"(X), "i"(Sums));
     }
-}
-
-template <int Tile>
-LEGATO_INLINE void tile_load(const void* from, std::int64_t stride) {
-    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(Tile));
-}
-
-template <int Tile>
-LEGATO_INLINE void tile_store(void* to, std::int64_t stride) {
-    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(Tile));
-}
-
-template <int Tile>
-LEGATO_INLINE void tile_zero() {
-    asm volatile("tilezero %%tmm%c0" ::"i"(Tile));
 }
 
 // One step: N groups of k for 16 rows and 2 panels.

@@ -2,6 +2,9 @@
 // and integer sums are exact in any order and every other operation is correctly rounded: all instruction sets agree.
 #include "quant.hpp"
 #include "quantised.hpp"
+#if LEGATO_ISA_AMX
+#include "linear_bf16.hpp"
+#endif
 
 namespace legato::LEGATO_ISA {
 namespace {
@@ -114,10 +117,18 @@ void clear_row(const QuantisedRows& q) {
 }  // namespace
 
 std::size_t quantised_nbytes(std::int64_t rows, std::int64_t cols) {
-    return static_cast<std::size_t>(padded_rows(rows) * (cols / quant_group) * (quant_nbytes + 12));
+    const auto nbytes = static_cast<std::size_t>(padded_rows(rows) * (cols / quant_group) * (quant_nbytes + 12));
+#if LEGATO_ISA_AMX
+    return nbytes > bf16_nbytes(rows, cols) ? nbytes : bf16_nbytes(rows, cols);
+#else
+    return nbytes;
+#endif
 }
 
 void quantise_rows(const Rows& x, const Quantised& out, std::int64_t begin, std::int64_t end) {
+#if LEGATO_ISA_AMX
+    if (out.kind == Activations::bf16) return bf16_convert_rows(x, out, begin, end);
+#endif
     for (std::int64_t r = begin; r < end; ++r) {
         const QuantisedRows q = rows_from(out, r);
         const float* row = x.data + r * x.stride;

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from legato.errors import ConfigError
 
 KvDtype = Literal["f16", "f32"]
-Activations = Literal["int8", "f32"]
+Activations = Literal["int8", "bf16", "f32"]
 Quantize = Literal["int8", "int4"]
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -27,7 +27,8 @@ class EngineConfig:
     `max_model_len`: tokens of one sequence, prompt and answer; None: the model's context.
     `kv_tokens`, `kv_memory_bytes`: size of the KV pool, one of them; None: chosen from the memory there is.
     `kv_dtype`: numbers in the KV pool. `block_tokens`: tokens of a KV block, a multiple of 16.
-    `activations`: int8 products with quantised weights, or f32 for comparison with references.
+    `activations`: what the inputs of quantised weights are multiplied as: int8, integers with a scale for each 32; bf16
+    (needs AMX), faster for prompts and many streams, slower for one stream; f32, for comparison with references.
     `quantize`: quantises 16-bit weights while loading. `threads`: of the kernels; 0: one a core.
     `chat_template`: a file to use instead of the model's own template.
     """

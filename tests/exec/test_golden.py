@@ -157,14 +157,21 @@ def test_logits_and_greedy_text_are_those_of_transformers(real: tuple[str, Path]
 
 
 @needs_native
-def test_integer_activations_agree_with_fp32(real: tuple[str, Path]) -> None:
+@pytest.mark.parametrize("activations", ["int8", "bf16"])
+def test_fast_activations_agree_with_fp32(real: tuple[str, Path], activations: str) -> None:
     """The most likely next token in greedy texts, in all prompts and on a page, and the perplexity of the page.
 
-    With 8 bits an activation SmolLM2 agreed at 95.0 % of all positions (llama.cpp: 95.7 %), so the kernels have more.
+    With 8 bits an activation SmolLM2 agrees at 95.0 % of all positions (llama.cpp: 95.7 %), so the kernels have 10;
+    only AVX2, where they would cost twice the instructions, stays at 8.
     """
+    from legato import _native
+
+    if activations == "bf16" and _native.isa() != "amx":
+        pytest.skip("bf16 activations need AMX")
+    least = 0.94 if _native.isa() == "avx2" else 0.97
     name, path = real
     record = golden(name)
-    backend = load(path)
+    backend = load(path, activations=activations)
     texts = [
         continuation(backend, expected).argmax(axis=1) == np.array(expected["greedy"])
         for expected in record["prompts"].values()
@@ -177,11 +184,12 @@ def test_integer_activations_agree_with_fp32(real: tuple[str, Path]) -> None:
     perplexity = float(np.exp(argmax_and_nll(backend, record["page"]["ids"])[1].mean()))
     expected_perplexity = record["page"]["perplexity"]
     print(
-        f"{name}: top-1 agreement {in_texts:.2%} in greedy texts, {positions[-1].mean():.2%} on the page, "
+        f"{name} {activations}: top-1 agreement {in_texts:.2%} in greedy texts, "
+        f"{positions[-1].mean():.2%} on the page, "
         f"{anywhere:.2%} at all positions; perplexity {perplexity:.3f}, "
         f"transformers fp32 {expected_perplexity:.3f} ({perplexity / expected_perplexity - 1:+.2%})"
     )
-    assert min(in_texts, anywhere) >= 0.97
+    assert min(in_texts, anywhere) >= least
     assert perplexity == pytest.approx(expected_perplexity, rel=0.01)
 
 

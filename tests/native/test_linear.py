@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from legato import _native
@@ -172,7 +172,7 @@ def test_every_instruction_set_with_fused_multiply_add_gives_the_same_bits(form:
 
 
 def test_extreme_codes_and_activations_do_not_overflow(isa: str) -> None:
-    """Largest codes against activations of the largest code, all positive or negative: narrow sums must hold a group."""
+    """Largest codes against the largest activations, all positive or negative: narrow sums must hold a group."""
     cols = 64
     for form in GROUPED:
         q = np.full((16, cols), form.top, np.uint8)
@@ -182,6 +182,62 @@ def test_extreme_codes_and_activations_do_not_overflow(isa: str) -> None:
         for sign in (1, -1):
             y = packed.linear(np.full((20, cols), sign * levels(), F32), threads=2)
             assert (y == sign * levels() * cols * (form.top - form.zero)).all(), (form.name, sign)
+
+
+needs_amx = pytest.mark.skipif("amx" not in _native.isas(), reason="bf16 activations need AMX")
+
+
+def to_bf16(x: np.ndarray) -> np.ndarray:
+    """fp32 values rounded to bf16, halves up."""
+    bits = np.ascontiguousarray(x, F32).view(np.uint32)
+    return ((bits + np.uint32(0x8000)) & np.uint32(0xFFFF0000)).view(F32)
+
+
+@pytest.fixture
+def amx() -> Iterator[None]:
+    before = _native.isa()
+    _native.set_isa("amx")
+    yield
+    _native.set_isa(before)
+
+
+@needs_amx
+@pytest.mark.usefixtures("amx")
+@pytest.mark.parametrize("form", GROUPED, ids=lambda form: form.name)
+def test_bf16_tiles_give_the_product_of_the_rounded_factors(form: Grouped) -> None:
+    for outputs, cols in ((37, 96), (48, 544)):
+        packed, values = form.make(outputs, cols)
+        for rows in (1, 2, 13, 16, 33, 70):
+            x = activations(rows, cols)
+            y = packed.linear(x, activations="bf16", threads=2)
+            want = to_bf16(x).astype(np.float64) @ to_bf16(values).astype(np.float64).T
+            # A weight between two bf16 may go either way: its scale and minimum are applied in one rounding.
+            bound = 2e-5 * np.abs(x).max() * np.abs(values).max() * cols
+            assert np.abs(y - want).max() <= bound, (outputs, cols, rows)
+
+
+@needs_amx
+@pytest.mark.usefixtures("amx")
+@pytest.mark.parametrize("form", GROUPED, ids=lambda form: form.name)
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_row_of_bf16_keeps_its_bits_in_any_company(form: Grouped, data: st.DataObject) -> None:
+    packed, _ = form.make(53, 160)
+    x = activations(80, 160)
+    chosen = data.draw(st.lists(st.integers(0, 79), min_size=1, max_size=80))
+    whole = packed.linear(x, activations="bf16", threads=1)
+    some = packed.linear(np.ascontiguousarray(x[chosen]), activations="bf16", threads=data.draw(st.integers(1, 3)))
+    assert np.array_equal(some.view(np.uint32), whole[chosen].view(np.uint32))
+
+
+def test_bf16_without_tiles_is_refused() -> None:
+    before = _native.isa()
+    _native.set_isa("portable")
+    try:
+        with pytest.raises(ValueError, match="amx"):
+            GROUPED[0].make(2, 64)[0].linear(np.zeros((1, 64), F32), activations="bf16")
+    finally:
+        _native.set_isa(before)
 
 
 def test_zero_and_tiny_activations_give_zero(isa: str) -> None:

@@ -54,10 +54,11 @@ KvDtype = Annotated[
     Literal["f16", "f32"], typer.Option("--kv-dtype", help="Numbers in the KV pool.", rich_help_panel=_ENGINE)
 ]
 Activations = Annotated[
-    Literal["int8", "f32"],
+    Literal["int8", "bf16", "f32"],
     typer.Option(
         "--activations",
-        help="int8 products with quantised weights, or f32 for comparison with references.",
+        help="Arithmetic of quantised weights: int8; bf16 (needs AMX: faster prompts, slower single streams); "
+        "f32 (for comparison).",
         rich_help_panel=_ENGINE,
     ),
 ]

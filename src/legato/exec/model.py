@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from legato._native import isa
 from legato.errors import ConfigError
 from legato.exec.cpu.backend import Activations, CpuBackend, make_kv, record
 from legato.exec.cpu.pack import Progress, largest_host_nbytes, pack_weights, packed_nbytes
@@ -74,6 +75,8 @@ def load_model(
             raise ConfigError(f"{name} is {value}; the least that serves a request is 1")
     if kv_tokens is not None and kv_tokens < 1:
         raise ConfigError(f"kv_tokens is {kv_tokens}; the pool needs at least 1 token")
+    if activations == "bf16" and isa() != "amx":
+        raise ConfigError(f"activations bf16 need AMX; this machine's kernels are {isa()}: use int8")
     if threads < 0:
         raise ConfigError(f"threads is {threads}; 0 chooses, else give at least 1")
     layout = KvLayout.of(spec, block_tokens=block_tokens, dtype=kv_dtype)

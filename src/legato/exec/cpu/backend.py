@@ -12,7 +12,7 @@ from legato.exec.kv import KvLayout
 from legato.exec.ops import FloatArray
 from legato.exec.spec import ModelSpec
 
-Activations = Literal["int8", "f32"]
+Activations = Literal["int8", "bf16", "f32"]
 
 
 def make_kv(layout: KvLayout, blocks: int) -> KvCache:
