@@ -37,7 +37,7 @@ class Contender:
 
     def start(self) -> None:
         """Start the process, wait until it is warm, pause it."""
-        log = open(f"/tmp/legato-compare-{self.name}.log", "w")  # noqa: SIM115 (lives as long as the process)
+        log = open(f"/tmp/legato-compare-{self.name.replace(' ', '-')}.log", "w")  # noqa: SIM115 (lives as long as the process)
         self.process = subprocess.Popen(
             self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
         )
@@ -79,11 +79,14 @@ class Contender:
             os.killpg(self.process.pid, number)
 
 
-def contenders(model: Path, peers: list[str], measures: list[str], threads: int) -> list[Contender]:
-    """Legato first, then the peers whose environment exists; a missing one is named, not skipped in silence."""
+def contenders(
+    model: Path, peers: list[str], measures: list[str], threads: int, activations: list[str]
+) -> list[Contender]:
+    """Legato first, once for each kind of activations, then the peers that have an environment; others are named."""
     common = ["--model", str(model), "--threads", str(threads), "--serve"]
     common += [word for measure in measures for word in ("--measure", measure)]
-    found = [Contender("legato", [sys.executable, str(HERE / "legato_engine.py"), *common])]
+    ours = [sys.executable, str(HERE / "legato_engine.py"), *common]
+    found = [Contender(f"legato {kind}", [*ours, "--activations", kind]) for kind in activations]
     for name in peers:
         python = HERE / "peers" / f".venv-{name}" / "bin" / "python"
         if python.exists():
@@ -102,24 +105,28 @@ def steal_ticks() -> int:
 
 
 def table(engines: list[Contender], measures: list[str]) -> list[dict[str, Any]]:
-    """A row for each engine and measure: median tokens/s, and Legato's over it, round by round."""
+    """A row for each engine and measure: median tokens/s, and that of each Legato over it, round by round."""
     rows = []
-    ours = engines[0].answers
+    ours = [engine for engine in engines if engine.name.startswith("legato")]
     for engine in engines:
         for measure in measures:
             values = engine.answers.get(measure, [])
             if not values:
                 continue
-            pairs = [a / b for a, b in zip(ours.get(measure, []), values, strict=False)]
+            ratios = {
+                our.name: [a / b for a, b in zip(our.answers.get(measure, []), values, strict=False)] for our in ours
+            }
             rows.append(
                 {
                     "engine": engine.name,
                     "measure": measure,
                     "tokens_per_s": round(statistics.median(values), 1),
                     "best": round(max(values), 1),
-                    "legato_over": round(statistics.median(pairs), 2),
-                    "legato_over_min": round(min(pairs), 2),
-                    "legato_over_max": round(max(pairs), 2),
+                    "ratios": {
+                        name: [round(figure(pairs), 2) for figure in (statistics.median, min, max)]
+                        for name, pairs in ratios.items()
+                        if pairs
+                    },
                     "rounds": len(values),
                 }
             )
@@ -132,12 +139,19 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--peers", default=",".join(PEERS), help="comma-separated; default: all with an environment")
     parser.add_argument("--measures", default=",".join(MEASURES))
+    parser.add_argument("--activations", default="int8", help="of Legato; comma-separated: int8,bf16,f32")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 2)
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     options = parser.parse_args()
     measures = options.measures.split(",")
-    engines = contenders(options.model, [p for p in options.peers.split(",") if p], measures, options.threads)
+    engines = contenders(
+        options.model,
+        [p for p in options.peers.split(",") if p],
+        measures,
+        options.threads,
+        options.activations.split(","),
+    )
     stolen = steal_ticks()
     try:
         for engine in engines:
@@ -154,16 +168,17 @@ def main() -> None:
         for engine in engines:
             engine.stop()
     rows = table(engines, measures)
-    print(f"{'measure':14}{'engine':18}{'tok/s median':>13}{'best':>9}{'legato over: median':>21}{'min':>7}{'max':>7}")
+    names = [engine.name for engine in engines if engine.name.startswith("legato")]
+    heads = "".join(f"{name + ' over it (min-max)':>32}" for name in names)
+    print(f"{'measure':14}{'engine':18}{'tok/s median':>13}{'best':>9}{heads}")
     for measure in measures:
         for row in (r for r in rows if r["measure"] == measure):
-            print(
-                f"{measure:14}{row['engine']:18}{row['tokens_per_s']:13}{row['best']:9}"
-                f"{row['legato_over']:21}{row['legato_over_min']:7}{row['legato_over_max']:7}"
-            )
+            cells = [row["ratios"].get(name, [0.0, 0.0, 0.0]) for name in names]
+            over = "".join(f"{f'{middle} ({low}-{high})':>32}" for middle, low, high in cells)
+            print(f"{measure:14}{row['engine']:18}{row['tokens_per_s']:13}{row['best']:9}{over}")
     for engine in engines:
         if engine.failure:
-            print(f"{engine.name} failed: {engine.failure} (see /tmp/legato-compare-{engine.name}.log)")
+            print(f"{engine.name} failed: {engine.failure} (see /tmp/legato-compare-*.log)")
     document = {"rows": rows, "steal_ticks": steal_ticks() - stolen, "threads": options.threads}
     print(json.dumps(document))
     if options.json:
