@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import math
 import random
 import statistics
 import subprocess
@@ -121,9 +122,9 @@ def draw_svg(runs: list[Run], prompt_tokens: int) -> str:
         parts.append(f'<rect x="{begin:.1f}" y="{y0}" width="{end - begin:.1f}" height="{height}" class="p"/>')
         if number == 0:
             label = f"{prompt_tokens:,}-token prompt of somebody else"
-            parts.append(f'<text x="{begin + 5:.1f}" y="{y0 + 15}" class="t">{label}</text>')
-        for share in (0.0, 0.5, 1.0):
-            value = tallest / 1.06 * share
+            parts.append(f'<text x="{begin + 5:.1f}" y="{y0 + 56}" class="t">{label}</text>')
+        tick_ms = 10 ** math.floor(math.log10(tallest))
+        for value in range(0, int(tallest), tick_ms):
             parts.append(f'<path d="M{left} {y(value):.1f}H{width - 16}" class="g"/>')
             parts.append(
                 f'<text x="{left - 8}" y="{y(value) + 4:.1f}" class="t" text-anchor="end">{value:,.0f} ms</text>'
