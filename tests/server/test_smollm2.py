@@ -31,7 +31,9 @@ class Server:
         self.banner = ""
         while "Ctrl-C" not in self.banner:
             line = self.process.stdout.readline()
-            assert line, f"the server ended with {self.process.wait()}: {self.banner}"
+            if not line:
+                self.process.stdout.close()
+                pytest.fail(f"the server ended with {self.process.wait()}: {self.banner}")
             self.banner += line
         found = re.search(r"http://[\d.]+:\d+", self.banner)
         assert found is not None

@@ -56,7 +56,7 @@ class TokenStream:
             self.finish(request_id, "abort")
 
     def fail(self, error: LegatoError, request_id: int | None = None) -> None:
-        """Makes `take` raise `error` once the events before it are taken. `request_id`: the sequence that ended by it."""
+        """Makes `take` raise `error` once the events before it are taken. `request_id`: the sequence it ended."""
         if request_id is not None:
             self._open.discard(request_id)
         self._error = error
