@@ -1,0 +1,39 @@
+"""Everything that `make bench` measures, one after the other: scheduler, kernels, engine, and the peers that are set up.
+
+python benchmarks/run.py [--model smollm2-135m] [--rounds 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+from legato.models.pull import resolve
+
+HERE = Path(__file__).resolve().parent
+
+
+def run(title: str, *command: str) -> None:
+    """One benchmark, its output as it comes; ends the run if it fails."""
+    print(f"\n== {title}\n   {' '.join(command)}\n", flush=True)
+    subprocess.run([sys.executable, *command], cwd=HERE.parent, check=True)
+
+
+def main() -> None:
+    """Measure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--rounds", default="5", help="of the comparison with the peers")
+    options = parser.parse_args()
+    model = str(resolve(options.model))
+    run("Planning a step", "benchmarks/scheduler.py")
+    run("Linear layers against this machine's limits", "benchmarks/kernels/linear.py")
+    run("Attention", "benchmarks/kernels/attention.py")
+    run("What the server costs", "benchmarks/server_overhead.py")
+    run("Legato and the peers, in turn", "benchmarks/compare.py", "--model", model, "--rounds", options.rounds)
+
+
+if __name__ == "__main__":
+    main()
