@@ -1,4 +1,4 @@
-"""Everything that `make bench` measures, one after the other: scheduler, kernels, engine, and the peers that are set up.
+"""All that `make bench` measures, one after the other: scheduler, kernels, engine, and the peers that are set up.
 
 python benchmarks/run.py [--model smollm2-135m] [--rounds 5]
 """
