@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from legato.models.pull import pull
+
+# Read by libgomp when the kernels are first imported, here and in the engines that tests start: threads that spin for a
+# team-mate whose core is taken double the suite's time on a busy machine.
+os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
 
 @pytest.fixture(scope="session")
