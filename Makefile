@@ -40,7 +40,7 @@ test: $(VENV)/.dev ## the whole test suite
 test-slow: $(VENV)/.dev ## the tests that take minutes
 	@exec $(BIN)/python -m pytest -m slow --timeout 3600
 
-test-parity: ## live comparison with transformers, in an environment of its own
+test-parity: $(VENV)/.dev ## live comparison with transformers, in an environment of its own
 	@exec tests/parity/run.sh
 
 check: $(VENV)/.dev ## lint, format, types, layers

@@ -1,7 +1,11 @@
-"""Writes tests/golden/tiny.json: transformers' fp32 logits on the tiny random models of tests/golden/tiny.py."""
+"""Writes tests/golden/tiny.json: transformers' fp32 logits on the tiny random models of tests/golden/tiny.py.
+
+    python make_tiny.py [--out FILE]
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import tempfile
@@ -36,11 +40,14 @@ def tiny_record(name: str) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Writes the one file."""
+    """Reads the command line, writes one file."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--out", type=Path, default=GOLDEN / "tiny.json")
+    out: Path = options.parse_args().out
     torch.set_grad_enabled(False)
     made_with = f"transformers {transformers.__version__}, torch {torch.__version__}, fp32, eager attention"
     record = {"made_with": made_with, "models": {name: tiny_record(name) for name in CONFIGS}}
-    (GOLDEN / "tiny.json").write_text(json.dumps(record, separators=(",", ":")) + "\n", encoding="utf-8")
+    out.write_text(json.dumps(record, separators=(",", ":")) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
