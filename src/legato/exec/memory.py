@@ -17,8 +17,8 @@ MIB = 1 << 20
 class Footprint:
     """Bytes by purpose. `kv` and `scratch` become resident as they are first used, the rest with the load.
 
-    `base`: the process before the model. `tables`: rotary tables. `load`: the largest tensor on its way from the file,
-    freed once packed. `scratch`: buffers of one step, logits and sampling among them.
+    `base`: the process with the file's directory and vocabulary read, but no tensor. `load`: for a moment of the load,
+    beyond the packed weights. `tables`: rotary tables. `scratch`: buffers of one step, logits and sampling among them.
     """
 
     base: int

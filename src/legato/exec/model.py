@@ -9,7 +9,7 @@ from pathlib import Path
 from legato._native import isa
 from legato.errors import ConfigError
 from legato.exec.cpu.backend import Activations, CpuBackend, make_kv, record
-from legato.exec.cpu.pack import Progress, largest_host_nbytes, pack_weights, packed_nbytes
+from legato.exec.cpu.pack import Progress, load_nbytes, pack_weights, packed_nbytes
 from legato.exec.executor import ModelExecutor
 from legato.exec.kv import KvDtype, KvLayout, default_pool_blocks
 from legato.exec.memory import Footprint, available_bytes, process_memory, require_room
@@ -66,8 +66,8 @@ def load_model(
     `progress(done, total)`: bytes of the file. Raises ModelError for the file, ConfigError for the options, OutOfMemory
     before memory is taken that is not there.
     """
-    base = process_memory().resident
     checkpoint = open_checkpoint(path, quantize=quantize)
+    base = process_memory().resident
     spec = checkpoint.spec
     length = _model_length(spec, max_model_len)
     for name, value in (("max_num_batched_tokens", max_num_batched_tokens), ("max_num_seqs", max_num_seqs)):
@@ -80,9 +80,9 @@ def load_model(
     if threads < 0:
         raise ConfigError(f"threads is {threads}; 0 chooses, else give at least 1")
     layout = KvLayout.of(spec, block_tokens=block_tokens, dtype=kv_dtype)
-    weights_nbytes, load_nbytes = packed_nbytes(checkpoint, quantize), largest_host_nbytes(checkpoint)
+    weights_nbytes, passing_nbytes = packed_nbytes(checkpoint, quantize), load_nbytes(checkpoint, quantize)
     available = available_bytes()
-    require_room("the model", weights_nbytes + load_nbytes, available, _LESS_MEMORY)
+    require_room("the model", weights_nbytes + passing_nbytes, available, _LESS_MEMORY)
     if kv_tokens is not None:
         length = min(length, layout.blocks_for(kv_tokens) * block_tokens)
         require_room(
@@ -109,7 +109,7 @@ def load_model(
     footprint = Footprint(
         base=base,
         weights=weights_nbytes,
-        load=load_nbytes,
+        load=passing_nbytes,
         tables=tables_nbytes,
         kv=blocks * layout.block_bytes,
         scratch=scratch_nbytes,

@@ -85,13 +85,18 @@ def packed_nbytes(checkpoint: Checkpoint, quantize: str | None) -> int:
     return sum(_tensor_nbytes(checkpoint, name, quantize) for name in checkpoint.names())
 
 
-def largest_host_nbytes(checkpoint: Checkpoint) -> int:
-    """Bytes of the largest tensor as it passes through the host: one byte a value if grouped, else as in the file."""
-    return max(
-        max(rows * cols, checkpoint.file_nbytes(name))
-        for name in checkpoint.names()
-        for rows, cols in [_two(checkpoint.shape(name))]
-    )
+def load_nbytes(checkpoint: Checkpoint, quantize: str | None) -> int:
+    """Bytes needed for a moment of the load beyond those of all packed weights; reads no tensor.
+
+    On its way through the host a tensor takes a byte a value and its factors if it is grouped, else what it has in the
+    file; the tensors before it are packed by then.
+    """
+    packed = most = 0
+    for name in checkpoint.names():
+        rows, cols = _two(checkpoint.shape(name))
+        packed += _tensor_nbytes(checkpoint, name, quantize)
+        most = max(most, packed + max(rows * cols + rows * cols // 4, checkpoint.file_nbytes(name)))
+    return max(0, most - packed)
 
 
 def _tensor_nbytes(checkpoint: Checkpoint, name: str, quantize: str | None) -> int:
