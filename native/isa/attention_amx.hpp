@@ -174,6 +174,11 @@ class AmxTiles {
 
     // Blocks of 16 keys [first, last) of a tile.
     void load_keys(const Tile<Half>& tile, std::int64_t first, std::int64_t last) const {
+        // The values come from memory too, and are wanted once the scores are there.
+        const std::int64_t value_nbytes = kKeyLanes * padded_dim_ * static_cast<std::int64_t>(sizeof(Half));
+        for (std::int64_t b = first; b < last; ++b)
+            for (std::int64_t at = 0; at < value_nbytes; at += 64)
+                __builtin_prefetch(reinterpret_cast<const std::byte*>(tile.values[b]) + at);
         for (std::int64_t b = first; b < last; ++b) split_keys(tile.keys[b], dim_, keys_, b);
         order_memory();
     }
