@@ -1,6 +1,6 @@
 """Writes tests/golden/tiny.json: transformers' fp32 logits on the tiny random models of tests/golden/tiny.py.
 
-    python make_tiny.py [--out FILE]
+Usage: python make_tiny.py [--out FILE]
 """
 
 from __future__ import annotations
