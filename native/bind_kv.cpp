@@ -65,6 +65,8 @@ void bind_kv(nb::module_& m) {
         .def_prop_ro("nbytes", &KvCache::nbytes)
         .def_prop_ro("blocks", [](const KvCache& kv) { return kv.shape().blocks; })
         .def_prop_ro("block_tokens", [](const KvCache& kv) { return kv.shape().block_tokens; })
+        .def("touch", &KvCache::touch, nb::call_guard<nb::gil_scoped_release>(),
+             "Takes all memory from the system now, so that no step waits for new pages. Before the first use.")
         .def("read", read, nb::arg("layer"), nb::arg("block"),
              "(k, v) of one block, each fp32 [block_tokens, kv_heads, head_dim]. For tests.");
 }

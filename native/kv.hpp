@@ -31,6 +31,8 @@ class KvCache {
 
     const KvShape& shape() const { return shape_; }
     std::size_t nbytes() const { return shape_.nbytes(); }
+    // Takes all memory from the system now; a step that meets new blocks does not wait for it. Only when unused.
+    void touch() { memory_.touch(); }
     KvLayer layer(std::int64_t index) const;
     // Writes K and V of one block as [block_tokens, kv_heads, head_dim].
     void read(std::int64_t layer, std::int64_t block, float* k, float* v) const;

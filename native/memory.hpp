@@ -30,6 +30,12 @@ class PageBuffer {
         if (data_ != nullptr) munmap(data_, nbytes_);
     }
 
+    // Has the system provide every page now instead of at its first use. Only before anything is written.
+    void touch() {
+        constexpr std::size_t page = 4096;
+        for (std::size_t at = 0; at < nbytes_; at += page) *const_cast<volatile std::byte*>(data_ + at) = std::byte{0};
+    }
+
     std::byte* data() const { return data_; }
     std::size_t nbytes() const { return nbytes_; }
 

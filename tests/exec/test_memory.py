@@ -42,11 +42,14 @@ def test_the_process_and_the_machine_can_be_measured() -> None:
     assert 10 * MIB < available_bytes() < 1 << 50
 
 
-def test_the_automatic_pool_is_every_sequence_at_full_length_or_a_quarter_of_memory() -> None:
+def test_the_automatic_pool_is_what_the_sequences_need_within_a_gibibyte_and_a_quarter_of_memory() -> None:
     layout = KvLayout(layers=2, kv_heads=1, head_dim=16, block_tokens=16, dtype="f16")
     assert (layout.token_bytes, layout.block_bytes, layout.blocks_for(33)) == (128, 2048, 3)
     assert default_pool_blocks(layout, max_model_len=40, max_num_seqs=5, available_bytes=1 << 30) == 15
     assert default_pool_blocks(layout, max_model_len=40, max_num_seqs=5, available_bytes=4 * 2048 * 7 + 1) == 7
+    gibibyte = (1 << 30) // 2048
+    assert default_pool_blocks(layout, max_model_len=1 << 20, max_num_seqs=99, available_bytes=1 << 40) == gibibyte
+    assert default_pool_blocks(layout, max_model_len=1 << 24, max_num_seqs=99, available_bytes=1 << 40) == 1 << 20
 
 
 @pytest.mark.parametrize("block_tokens", [0, -16, 8, 33])

@@ -11,6 +11,7 @@ from legato.exec.spec import ModelSpec
 KvDtype = Literal["f16", "f32"]
 
 ITEM_BYTES: dict[KvDtype, int] = {"f16": 2, "f32": 4}
+DEFAULT_POOL_BYTES = 1 << 30
 BLOCK_TOKENS_MULTIPLE = 16
 HEAD_DIM_MULTIPLE = 8
 
@@ -61,9 +62,11 @@ class KvLayout:
 
 
 def default_pool_blocks(layout: KvLayout, *, max_model_len: int, max_num_seqs: int, available_bytes: int) -> int:
-    """Blocks of an automatic pool: every sequence at full length, or a quarter of the available memory if that is less.
+    """Blocks of an automatic pool: as many as 1 GiB holds, and at least one sequence at full length.
 
-    May be too few for even one sequence of `max_model_len`, or none: the caller compares and refuses.
+    Never more than all sequences can use, nor than a quarter of the available memory. May be too few for even one
+    sequence of `max_model_len`, or none: the caller compares and refuses.
     """
-    wanted = layout.blocks_for(max_model_len) * max_num_seqs
+    one = layout.blocks_for(max_model_len)
+    wanted = min(one * max_num_seqs, max(one, layout.blocks_in(DEFAULT_POOL_BYTES)))
     return min(wanted, layout.blocks_in(available_bytes // 4))

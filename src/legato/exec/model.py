@@ -61,8 +61,9 @@ def load_model(
     """The model at `path` (a GGUF file or a safetensors folder), on the native kernels.
 
     `max_num_batched_tokens`, `max_num_seqs`: rows and sequences of the largest step. `kv_tokens`: size of the KV pool,
-    rounded up to blocks; None: a quarter of the available memory, at most every sequence at full length. `threads` 0:
-    one a core this process may use. `max_model_len` None: the model's context. `max_logit_rows` None: one a sequence.
+    rounded up to blocks; None: 1 GiB, more if one sequence needs it, at most a quarter of the available memory.
+    `threads` 0: one a core this process may use. `max_model_len` None: the model's context. `max_logit_rows` None: one
+    a sequence.
     `progress(done, total)`: bytes of the file. Raises ModelError for the file, ConfigError for the options, OutOfMemory
     before memory is taken that is not there.
     """
@@ -115,6 +116,7 @@ def load_model(
         scratch=scratch_nbytes,
     )
     kv = make_kv(layout, blocks)
+    kv.touch()
     program = record(spec, weights, kv, activations=activations, **limits)
     backend = CpuBackend(program, kv, weights, threads)
     return LoadedModel(
