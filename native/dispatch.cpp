@@ -55,8 +55,8 @@ bool has_amx() {
     unsigned a = 0, b = 0, c = 0, d = 0;
     if (!has_avx512() || __get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;
     if ((d >> 22 & 1) == 0 || (d >> 24 & 1) == 0 || (d >> 25 & 1) == 0) return false;  // AMX-BF16, -TILE, -INT8
-    constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
-    constexpr long kTileData = 18;               // XFEATURE_XTILEDATA
+    constexpr long kRequestPermission = 0x1023;                                        // ARCH_REQ_XCOMP_PERM
+    constexpr long kTileData = 18;                                                     // XFEATURE_XTILEDATA
     return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 #endif
