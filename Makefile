@@ -55,14 +55,8 @@ format: $(VENV)/.dev ## format everything
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_FILES)
 
-bench: $(VENV)/.installed ## kernels and engine on this machine; with peers: benchmarks/README.md
+bench: $(VENV)/.dev ## kernels and engine on this machine; with peers: benchmarks/README.md
 	$(BIN)/python benchmarks/run.py
 
 clean: ## remove the environment and the build
 	rm -rf $(VENV) build
-
-.PHONY: native
-native: ## rebuild the kernels in place
-	$(BIN)/cmake -S . -B build/dev -G Ninja -DPython_EXECUTABLE=$(abspath $(BIN)/python) -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) >/dev/null
-	$(BIN)/cmake --build build/dev -j2
-	cp build/dev/_native*.so src/legato/.native.tmp && mv src/legato/.native.tmp src/legato/$$(basename build/dev/_native*.so)
