@@ -80,7 +80,7 @@ class Contender:
 
 
 def contenders(
-    model: Path, peers: list[str], measures: list[str], threads: int, activations: list[str]
+    model: Path, peers: list[str], measures: list[str], threads: int, activations: list[str], weights: Path | None
 ) -> list[Contender]:
     """Legato first, once for each kind of activations, then the peers that have an environment; others are named."""
     common = ["--model", str(model), "--threads", str(threads), "--serve"]
@@ -90,7 +90,8 @@ def contenders(
     for name in peers:
         python = HERE / "peers" / f".venv-{name}" / "bin" / "python"
         if python.exists():
-            found.append(Contender(name, [str(python), str(HERE / "peers" / f"{name}.py"), *common]))
+            extra = ["--weights", str(weights)] if weights and name == "vllm_cpu" else []
+            found.append(Contender(name, [str(python), str(HERE / "peers" / f"{name}.py"), *common, *extra]))
         else:
             print(f"{name}: no environment; make it with benchmarks/peers/setup.sh {name}", file=sys.stderr)
     return found
@@ -140,6 +141,7 @@ def main() -> None:
     parser.add_argument("--peers", default=",".join(PEERS), help="comma-separated; default: all with an environment")
     parser.add_argument("--measures", default=",".join(MEASURES))
     parser.add_argument("--activations", default="int8", help="of Legato; comma-separated: int8,bf16,f32")
+    parser.add_argument("--weights", type=Path, help="folder made by peers/dequantise.py, which vLLM reads")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 2)
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
@@ -151,6 +153,7 @@ def main() -> None:
         measures,
         options.threads,
         options.activations.split(","),
+        options.weights,
     )
     stolen = steal_ticks()
     try:
