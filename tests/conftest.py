@@ -1,8 +1,9 @@
-"""The two real models that tests run on: pulled once, then cached under $LEGATO_HOME."""
+"""What all tests share: the real models, pulled once and then cached under $LEGATO_HOME, and the kernels' state."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,16 @@ from legato.models.pull import pull
 # Read by libgomp when the kernels are first imported, here and in the engines that tests start: threads that spin for a
 # team-mate whose core is taken double the suite's time on a busy machine.
 os.environ.setdefault("GOMP_SPINCOUNT", "5000")
+
+
+@pytest.fixture(autouse=True)
+def _same_isa() -> Iterator[None]:
+    """Puts back the instruction set that a test has changed: AVX2's integer activations give other texts."""
+    from legato import _native
+
+    before = _native.isa()
+    yield
+    _native.set_isa(before)
 
 
 @pytest.fixture(scope="session")
