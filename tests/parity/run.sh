@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Compares live with transformers: makes the golden values anew, with the installed versions and in an environment of
-# its own (some 2 GB), and runs the tests that use them. A quarter of an hour on two cores; called by `make test-parity`.
+# its own (some 2 GB), and runs the tests that use them. Five minutes once that is installed; called by `make test-parity`.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
