@@ -79,7 +79,8 @@ def test_top_p_is_of_what_top_k_left() -> None:
 
 
 @given(
-    st.lists(st.floats(-20, 20, width=32), min_size=1, max_size=60),
+    # Equal or 1/32 apart: nearer ones have equal weights in float32, and then it is not said which comes first.
+    st.lists(st.integers(-640, 640).map(lambda n: n / 32), min_size=1, max_size=60),
     st.floats(0.1, 3),
     st.floats(0, 1),
     st.integers(0, 70),
