@@ -41,12 +41,12 @@ struct LinearKernels {
     // multiple of 16 on keep threads from sharing cache lines.
     void (*quantise_rows)(const Rows& x, const Quantised& out, std::int64_t begin, std::int64_t end);
     // y[r, o] = sum_k x[r, k] * w[o, k] (+ bias[o]) (+ residual[r, o]), the outputs of `parts` (all with x.cols inputs)
-    // side by side in y. `bias` and `residual` may be null; `y` and `residual` may be the same memory. `x_int8` is used
-    // for the quantised parts if it is not null, else `x`. One work-sharing loop over the panels of all parts, one
+    // side by side in y. `bias` and `residual` may be null; `y` and `residual` may be the same memory. `x_coded` is
+    // used for the quantised parts if it is not null, else `x`. One work-sharing loop over the panels of all parts, one
     // barrier. `scratch` holds `linear_scratch_nbytes` bytes, shared by the team, 64-byte aligned.
-    void (*linear)(const Matrix* const* parts, int part_count, const Rows& x, const Quantised* x_int8, const Rows& y,
+    void (*linear)(const Matrix* const* parts, int part_count, const Rows& x, const Quantised* x_coded, const Rows& y,
                    const float* bias, const Rows* residual, std::byte* scratch);
-    std::size_t (*linear_scratch_nbytes)(const Matrix* const* parts, int part_count, int threads, bool int8);
+    std::size_t (*linear_scratch_nbytes)(const Matrix* const* parts, int part_count, int threads);
     // y[r, :] = scale * w[ids[r], :]; ids must be in range.
     void (*gather)(const Matrix& w, const std::int32_t* ids, float scale, const Rows& y);
     // Called by one thread: runs independent fused multiply-adds on registers for about `seconds`; returns flop/s.

@@ -48,7 +48,7 @@ void linear_once(const LinearKernels& kernels, const Matrix& w, const float* x, 
     const Rows input{const_cast<float*>(x), w.cols(), rows, w.cols()};
     const Rows output{y, w.rows(), rows, w.rows()};
     const bool coded = activations != Activations::f32 && w.quantised();
-    const Buffer scratch = allocate(kernels.linear_scratch_nbytes(parts, 1, threads, coded));
+    const Buffer scratch = allocate(kernels.linear_scratch_nbytes(parts, 1, threads));
     const Buffer codes = allocate(coded ? kernels.quantised_nbytes(rows, w.cols()) : 0);
     const Quantised quantised{codes.get(), rows, w.cols(), activations};
 #pragma omp parallel num_threads(threads)
@@ -79,7 +79,7 @@ LinearSeconds time_linear(const LinearKernels& kernels, const Matrix& w, std::in
     const Matrix* parts[] = {&w};
     const PageBuffer x_buffer(static_cast<std::size_t>(rows * w.cols()) * sizeof(float));
     const PageBuffer y_buffer(static_cast<std::size_t>(rows * w.rows()) * sizeof(float));
-    const PageBuffer scratch(kernels.linear_scratch_nbytes(parts, 1, threads, coded));
+    const PageBuffer scratch(kernels.linear_scratch_nbytes(parts, 1, threads));
     const PageBuffer codes(coded ? kernels.quantised_nbytes(rows, w.cols()) : 0);
     const Rows x{reinterpret_cast<float*>(x_buffer.data()), w.cols(), rows, w.cols()};
     const Rows y{reinterpret_cast<float*>(y_buffer.data()), w.rows(), rows, w.rows()};

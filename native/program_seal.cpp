@@ -41,8 +41,8 @@ void Program::seal(int output) {
     row_sequence_.resize(static_cast<std::size_t>(limits_.max_rows));
 }
 
-// Each slot that a linear wants in int8 is quantised once: by the operation that makes it if that goes row by row, else
-// by a `quantise` of its own before the first such linear.
+// Each slot that a linear wants in int8 or bf16 is converted once: by the operation that makes it if that goes row by
+// row, else by a `quantise` of its own before the first such linear.
 void Program::insert_quantise() {
     std::vector<Op> ops;
     std::vector<int> copies(slots_.size(), -1);
@@ -71,7 +71,7 @@ void Program::insert_quantise() {
     ops_ = std::move(ops);
 }
 
-// Slots whose maker quantises them and whose every reader takes the int8 copy.
+// Slots whose maker quantises them and whose every reader takes the copy.
 void Program::find_only_quantised() {
     for (const Op& op : ops_)
         if (op.quantised >= 0 && op.out >= 0 && op.kind != OpKind::linear)
@@ -157,7 +157,7 @@ void Program::size_kernel_scratch() {
     for (const Op& op : ops_) {
         if (op.kind == OpKind::linear) {
             const std::size_t nbytes = kernels_->linear.linear_scratch_nbytes(
-                op.parts.data(), static_cast<int>(op.parts.size()), limits_.max_threads, op.quantised >= 0);
+                op.parts.data(), static_cast<int>(op.parts.size()), limits_.max_threads);
             kernel_scratch_nbytes_ = std::max(kernel_scratch_nbytes_, align(nbytes));
         } else if (op.kind == OpKind::attention) {
             const std::size_t nbytes = kernels_->attention.thread_nbytes(kv.head_dim, op.heads / kv.kv_heads);

@@ -30,31 +30,16 @@ struct SplitTiles {
     SplitTiles from(std::int64_t tile) const { return {high + tile * kTileDwords, low + tile * kTileDwords}; }
 };
 
-struct alignas(64) AttentionTileConfig {
-    std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    std::uint16_t row_nbytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-    std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-
 // Writes one row of a tile pair: element i of `a` and of `b` become pair i. `Exact`: both fit two bf16 by truncation.
 template <bool Exact>
 LEGATO_INLINE void split_pair(Vec a, Vec b, std::uint32_t* high, std::uint32_t* low) {
+    const auto bits = [](Vec x)
+                          __attribute__((always_inline)) { return Exact ? _mm512_castps_si512(x) : bf16_bits(x); };
     const __m512i top = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
-    const __m512i half = _mm512_set1_epi32(Exact ? 0 : 0x8000);
-    const auto round = [&](Vec x) __attribute__((always_inline)) {
-        const __m512i bits = _mm512_castps_si512(x);
-        return _mm512_and_si512(Exact ? bits : _mm512_add_epi32(bits, half), top);
-    };
-    const auto join = [](__m512i first, __m512i second) __attribute__((always_inline)) {
-        return _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(first, 16), second);
-    };
-    const __m512i high_a = round(a), high_b = round(b);
+    const __m512i high_a = _mm512_and_si512(bits(a), top), high_b = _mm512_and_si512(bits(b), top);
     const Vec rest_a = sub(a, _mm512_castsi512_ps(high_a)), rest_b = sub(b, _mm512_castsi512_ps(high_b));
-    const auto bits = [&](Vec x) __attribute__((always_inline)) {
-        return Exact ? _mm512_castps_si512(x) : _mm512_add_epi32(_mm512_castps_si512(x), half);
-    };
-    _mm512_store_si512(high, join(high_a, high_b));
-    _mm512_store_si512(low, join(bits(rest_a), bits(rest_b)));
+    _mm512_store_si512(high, join_bf16(high_a, high_b));
+    _mm512_store_si512(low, join_bf16(bits(rest_a), bits(rest_b)));
 }
 
 constexpr std::int64_t dim_pairs(std::int64_t dim) { return (dim + kPairKeys - 1) / kPairKeys; }
@@ -160,11 +145,7 @@ class AmxTiles {
 
     std::size_t nbytes() const { return nbytes_; }
 
-    // Every thread configures its tiles before and releases them after.
-    static void configure() {
-        const AttentionTileConfig config;
-        _tile_loadconfig(&config);
-    }
+    static void configure() { configure_tiles(); }
     static void release() { _tile_release(); }
 
     void load_queries(const float* q, std::int64_t rows) const {

@@ -85,7 +85,7 @@ LEGATO_INLINE int64_t even_block(int64_t left, int64_t most) {
 
 struct Call {
     const Rows* x;
-    const Quantised* x_int8;
+    const Quantised* x_coded;
     const Rows* y;
     const float* bias;
     const Rows* residual;
@@ -104,7 +104,7 @@ struct Part {
     int64_t first_output;
     Item item;
     int64_t panel_chunks, items;
-    bool int8;
+    bool coded;  // integers or bf16, as x_coded
 };
 
 template <bool Bias, bool Residual>
@@ -167,13 +167,13 @@ void int_item(const Call& call, const Part& part, int64_t panel_begin, int64_t p
         layout.panel_nbytes = unpacked_nbytes(w);
         panels = unpacked;
     }
-    const int64_t block = block_rows(call.x_int8->rows);
+    const int64_t block = block_rows(call.x_coded->rows);
     alignas(64) float sums[int_rows * panel_outputs];
     // Rows from `row` on of one block of the activations, as many as a kernel does; returns how many.
     const auto multiply = [&](int64_t row, int64_t first, int64_t last) {
         const int64_t block_end = row - row % block + block;
         const int64_t rows = even_block((block_end < row_end ? block_end : row_end) - row, int_rows);
-        const QuantisedRows x = rows_from(*call.x_int8, row);
+        const QuantisedRows x = rows_from(*call.x_coded, row);
         for (int64_t panel = first; panel < last; ++panel) {
             if (rows > 1) prefetch_outputs(call, part, panel, row, rows);
             kernels[rows - 1](layout, panels + (panel - panel_begin) * layout.panel_nbytes, x, sums);
@@ -212,7 +212,7 @@ void amx_item(const Call& call, const Part& part, int64_t panel_begin, int64_t p
     unpack(0);
     const AmxKernel kernel = amx_kernel_for(w);
     int parity = 0;
-    AmxBlock block{weights, rows_from(*call.x_int8, row_begin), nullptr, 2 * w.group_nbytes};
+    AmxBlock block{weights, rows_from(*call.x_coded, row_begin), nullptr, 2 * w.group_nbytes};
     for (int64_t row = row_begin, pair = 0; row < row_end;) {
         const bool new_row = pair + 1 == pairs;
         const int64_t next_row = new_row ? row + 16 : row, next_pair = new_row ? 0 : pair + 1;
@@ -220,7 +220,7 @@ void amx_item(const Call& call, const Part& part, int64_t panel_begin, int64_t p
         block.fetch = row == row_begin ? packed(pair + 2) : nullptr;
         AmxBlock next = block;
         next.weights = weights + next_pair * groups;
-        if (new_row && next_row < row_end) next.x = rows_from(*call.x_int8, next_row);
+        if (new_row && next_row < row_end) next.x = rows_from(*call.x_coded, next_row);
         const int64_t rows = row_end - row < 16 ? row_end - row : 16;
         for (int64_t p = panel_begin + 2 * pair; p < panel_end && p < panel_begin + 2 * pair + 2; ++p) {
             prefetch_outputs(call, part, p, row, rows);
@@ -242,7 +242,6 @@ void bf16_item(const Call& call, const Part& part, int64_t panel_begin, int64_t 
     const PanelLayout& w = *part.w;
     const int64_t groups = w.cols / quant_group, nbytes = groups * bf16_tile_nbytes,
                   pairs = (panel_end - panel_begin + 1) / 2;
-    const int64_t x_stride = nbytes;
     const auto panel_at = [&](int64_t pair, int64_t p) {
         return panel_begin + 2 * pair + p < panel_end ? unpacked + (2 * pair + p) * nbytes
                                                       : unpacked + 2 * pair * nbytes;
@@ -255,11 +254,11 @@ void bf16_item(const Call& call, const Part& part, int64_t panel_begin, int64_t 
                 for (int64_t p = first; p < last; ++p)
                     expand_bf16_panel(w, w.data + p * w.panel_nbytes, unpacked + (p - panel_begin) * nbytes);
             for (int64_t p = first; p < last && rows > 1; ++p) prefetch_outputs(call, part, p, row, rows);
-            const std::byte* x = bf16_block(*call.x_int8, row);
+            const std::byte* x = bf16_block(*call.x_coded, row);
             if (rows > bf16_rows) {
-                bf16_products<2>(x, x_stride, panel_at(pair, 0), panel_at(pair, 1), groups, sums);
+                bf16_products<2>(x, nbytes, panel_at(pair, 0), panel_at(pair, 1), groups, sums);
             } else {
-                bf16_products<1>(x, x_stride, panel_at(pair, 0), panel_at(pair, 1), groups, sums);
+                bf16_products<1>(x, nbytes, panel_at(pair, 0), panel_at(pair, 1), groups, sums);
             }
             for (int64_t p = first; p < last; ++p)
                 finish(call, part, p, row, rows, sums + (p - first) * panel_outputs, 2 * panel_outputs);
@@ -319,12 +318,12 @@ void f32_item(const Call& call, const Part& part, int64_t panel_begin, int64_t p
     }
 }
 
-Item item_of(const PanelLayout& w, int64_t rows, bool int8) {
+Item item_of(const PanelLayout& w, int64_t rows, bool coded) {
     if (rows < few_rows) {
         const int64_t pairs = item_nbytes / (2 * w.panel_nbytes);
         return {pairs < 1 ? 2 : 2 * pairs, rows};
     }
-    if (!int8) return {4, even_block(rows, f32_row_chunk)};
+    if (!coded) return {4, even_block(rows, f32_row_chunk)};
     const int64_t fit = unpacked_most / unpacked_nbytes(w);  // panels
     const int64_t wide = w.panels >= 64 ? 8 : 4;
     const int64_t panels = wide <= fit ? wide : fit < 2 ? 2 : fit / 2 * 2;
@@ -345,24 +344,24 @@ std::size_t thread_scratch_nbytes(const Matrix* const* parts, int part_count) {
     return sizeof(ThreadScratch) + static_cast<std::size_t>((unpacked + 63) / 64 * 64);
 }
 
-void linear(const Matrix* const* parts, int part_count, const Rows& x, const Quantised* x_int8, const Rows& y,
+void linear(const Matrix* const* parts, int part_count, const Rows& x, const Quantised* x_coded, const Rows& y,
             const float* bias, const Rows* residual, std::byte* scratch_bytes) {
-    const Call call{&x, x_int8, &y, bias, residual};
+    const Call call{&x, x_coded, &y, bias, residual};
     scratch_bytes += thread_scratch_nbytes(parts, part_count) * static_cast<std::size_t>(omp_get_thread_num());
     auto& scratch = *reinterpret_cast<ThreadScratch*>(scratch_bytes);
     std::byte* unpacked = scratch_bytes + sizeof(ThreadScratch);
     const auto part_at = [&](int index, int64_t first_output) {
         const PanelLayout& w = parts[index]->layout();
-        const bool int8 = x_int8 && parts[index]->quantised();
-        const Item item = item_of(w, x.rows, int8);
+        const bool coded = x_coded && parts[index]->quantised();
+        const Item item = item_of(w, x.rows, coded);
         const int64_t chunks = (w.panels + item.panels - 1) / item.panels;
-        return Part{&w, first_output, item, chunks, chunks * ((x.rows + item.rows - 1) / item.rows), int8};
+        return Part{&w, first_output, item, chunks, chunks * ((x.rows + item.rows - 1) / item.rows), coded};
     };
     int64_t items = 0;
     for (int p = 0; p < part_count; ++p) items += part_at(p, 0).items;
 #if LEGATO_ISA_AMX
-    const bool bf16 = x_int8 && x_int8->kind == Activations::bf16;
-    const bool tiles = bf16 || (x_int8 && x.rows >= amx_least_rows);
+    const bool bf16 = x_coded && x_coded->kind == Activations::bf16;
+    const bool tiles = bf16 || (x_coded && x.rows >= amx_least_rows);
     if (bf16) {
         configure_bf16_tiles(x.rows);
     } else if (tiles) {
@@ -383,7 +382,7 @@ void linear(const Matrix* const* parts, int part_count, const Rows& x, const Qua
                       row = left / part.panel_chunks * part.item.rows;
         const int64_t panel_end = panel + part.item.panels < part.w->panels ? panel + part.item.panels : part.w->panels;
         const int64_t row_end = row + part.item.rows < x.rows ? row + part.item.rows : x.rows;
-        if (!part.int8) {
+        if (!part.coded) {
             f32_item(call, part, panel, panel_end, row, row_end, scratch);
 #if LEGATO_ISA_AMX
         } else if (bf16) {
@@ -400,7 +399,7 @@ void linear(const Matrix* const* parts, int part_count, const Rows& x, const Qua
 #endif
 }
 
-std::size_t linear_scratch_nbytes(const Matrix* const* parts, int part_count, int threads, bool) {
+std::size_t linear_scratch_nbytes(const Matrix* const* parts, int part_count, int threads) {
     return thread_scratch_nbytes(parts, part_count) * static_cast<std::size_t>(threads);
 }
 

@@ -26,18 +26,7 @@ struct alignas(64) AmxScratch {
     float sums[16][2][16];
 };
 
-struct alignas(64) TileConfig {
-    std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    std::uint16_t row_nbytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-    std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-
-// Tiles 0 and 1 hold activations, 2 and 3 weights, 4 to 7 sums. Every thread configures its tiles before and releases
-// after.
-inline void configure_tiles() {
-    const TileConfig config;
-    _tile_loadconfig(&config);
-}
+// Tiles 0 and 1 hold activations, 2 and 3 weights, 4 to 7 sums.
 
 // One group of one panel in the order of a B tile, less its zero: first 8 times, for the high plane of the activations,
 // then as it is, for the low one.

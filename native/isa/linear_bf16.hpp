@@ -23,9 +23,6 @@ LEGATO_INLINE std::size_t bf16_nbytes(std::int64_t rows, std::int64_t cols) {
     return static_cast<std::size_t>((rows + bf16_rows - 1) / bf16_rows * (cols / quant_group) * bf16_tile_nbytes);
 }
 
-// Rounds to nearest; halves go up.
-LEGATO_INLINE __m512i bf16_bits(Vec x) { return _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000)); }
-
 inline void bf16_convert_rows(const Rows& x, const Quantised& out, std::int64_t begin, std::int64_t end) {
     const std::int64_t groups = x.cols / quant_group;
     for (std::int64_t r = begin; r < end; ++r) {
@@ -46,19 +43,10 @@ inline void bf16_convert_rows(const Rows& x, const Quantised& out, std::int64_t 
     }
 }
 
-// Tiles 0 to 3 hold sums, 4 and 5 activations, 6 and 7 weights; the first six are `rows` high.
-inline void configure_bf16_tiles(std::int64_t rows) {
-    struct alignas(64) {
-        std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
-        std::uint16_t row_nbytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-        std::uint8_t rows[16] = {};
-    } config;
-    for (int tile = 0; tile < 8; ++tile)
-        config.rows[tile] = static_cast<std::uint8_t>(tile < 6 && rows < bf16_rows ? rows : bf16_rows);
-    _tile_loadconfig(&config);
-}
+// Tiles 0 to 3 hold sums, 4 and 5 activations, 6 and 7 weights; for few rows the first six are as high as those.
+inline void configure_bf16_tiles(std::int64_t rows) { configure_tiles(6, rows < bf16_rows ? rows : bf16_rows); }
 
-// One panel as weight tiles, [32 of k][pair of k][output][2]. `fetch`: packed bytes are fetched that far ahead.
+// One panel as weight tiles, [32 of k][pair of k][output][2].
 template <int Group, bool Nibbles>
 [[gnu::flatten]] void expand_bf16(const PanelLayout& w, const std::byte* at, std::byte* out) {
     constexpr int quads = Group / 4, vectors = Nibbles ? quads / 2 : quads;
@@ -81,7 +69,7 @@ template <int Group, bool Nibbles>
         };
         const auto put = [&](__m512i quad, auto first, std::byte* to) __attribute__((always_inline)) {
             const __m512i low = value(quad, first), high = value(quad, std::integral_constant<int, first + 8>{});
-            _mm512_store_si512(to, _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(low, 16), high));
+            _mm512_store_si512(to, join_bf16(low, high));
         };
         unroll<vectors>([&](auto v) __attribute__((always_inline)) {
             const __m512i packed = _mm512_loadu_si512(at + v * 64);
@@ -101,8 +89,8 @@ inline void expand_bf16_panel(const PanelLayout& w, const std::byte* panel, std:
     expand_bf16<16, false>(w, panel, out);
 }
 
-// sums[16 RowBlocks][2][16]: `RowBlocks` blocks of rows, `x_stride` bytes apart, by two panels (a second one that is
-// the first again costs nothing that matters).
+// sums[16 RowBlocks][2][16]: `RowBlocks` blocks of rows, `x_stride` bytes apart, by two panels; of an odd panel the
+// second is the first again, and its sums are dropped.
 template <int RowBlocks>
 LEGATO_INLINE void bf16_products(const std::byte* x, std::int64_t x_stride, const std::byte* first,
                                  const std::byte* second, std::int64_t groups, float* sums) {

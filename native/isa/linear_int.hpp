@@ -4,8 +4,9 @@
 //   dot = sum over the group of (q - zero) * a                   exact in int32, so its inner order is free
 //   t   = scale_w * float(dot)                                   one rounding
 //   sum = fma(t, scale_a, sum); sum = fma(minimum_w, scale_a * sum of a, sum)      groups in ascending order, from 0
-// So a row's bits depend neither on the rows beside it nor on the kernel that did it. (The portable build has no fused
-// multiply-add; it is consistent in itself.)
+// So a row's bits depend neither on the rows beside it nor on the kernel that did it. (Two are consistent in themselves
+// only: the portable build, which has no fused multiply-add, and AVX2, whose activations are coarser, see
+// quantised.hpp.)
 #pragma once
 
 #include "linear_expand.hpp"

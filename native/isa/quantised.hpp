@@ -4,7 +4,7 @@
 //
 // With 1,016 levels q = 8 h + l is stored in two planes of int8, 32 h and then 32 l: a tile of AMX takes 64 products of
 // k in the time of 32, and one row of VNNI waits for memory anyway, so two more digits cost little, and the most likely
-// token is another one at 0.2 % of positions instead of 5 % (docs/lab-notebook.md). AVX2 would pay for them at twice
+// token is another one at 0.5 % of positions instead of 5 % (docs/lab-notebook.md). AVX2 would pay for them at twice
 // the instructions; it has 127 levels and one plane.
 //
 // Rows lie in blocks of about equal size: [block, group, row of block, codes]. So the rows of a micro-kernel are
