@@ -17,12 +17,16 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent / "peers"))
 
 import harness
+import prompts
 
 import legato
 from legato import _native
 from legato.assemble import build_engine
 from legato.config import EngineConfig
 from legato.core.request import Request, StopRule
+from legato.exec.cpu.backend import CpuBackend
+from legato.exec.executor import ModelExecutor
+from legato.exec.profile import StepClock, profile_table
 
 
 class LegatoPeer:
@@ -48,6 +52,20 @@ class LegatoPeer:
         }
         self._engine, _ = build_engine(config, Path(options.model), lambda *_: None)
         self._next_id = 0
+
+    def profile(self, prompt_tokens: int) -> str:
+        """Milliseconds by phase and kind of operation of one fresh prompt, a step at a time."""
+        executor = self._engine._executor
+        assert isinstance(executor, ModelExecutor)
+        assert isinstance(executor._backend, CpuBackend)
+        program = executor._backend.program
+        executor.clock = StepClock(time.perf_counter)
+        program.set_profile(True)
+        self.prefill_s(prompts.random_prompt(prompt_tokens, seed=987_654))
+        table = profile_table(executor.clock, program.profile())
+        program.set_profile(False)
+        executor.clock = None
+        return table
 
     def prefill_s(self, prompt: list[int]) -> float:
         """Seconds from submitting `prompt` to its first greedy token."""
@@ -89,4 +107,13 @@ if __name__ == "__main__":
     options = harness.parser(__doc__ or "")
     options.add_argument("--budget", type=int, default=512, help="tokens a step")
     options.add_argument("--activations", choices=["int8", "bf16", "f32"], default="int8")
-    harness.main(options.parse_args(), LegatoPeer)
+    options.add_argument(
+        "--profile", type=int, metavar="TOKENS", help="where the time of such a prompt goes; then ends"
+    )
+    arguments = options.parse_args()
+    if arguments.profile:
+        peer = LegatoPeer(arguments)
+        peer.profile(arguments.profile)
+        print(peer.profile(arguments.profile))
+    else:
+        harness.main(arguments, LegatoPeer)

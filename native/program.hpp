@@ -107,7 +107,11 @@ class Program {
     // Runs one step with the kernels' threads; returns [logit_count, output_cols], valid until the next run.
     float* run(const StepInput& input, int threads);
 
-    void set_profile(bool on) { profiling_ = on; }
+    // Switching it on begins from zero.
+    void set_profile(bool on) {
+        if (on && !profiling_) seconds_ = {};
+        profiling_ = on;
+    }
     const std::array<double, kOpKinds>& seconds() const { return seconds_; }
     const std::shared_ptr<KvCache>& kv() const { return kv_; }
 

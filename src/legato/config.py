@@ -25,7 +25,8 @@ class EngineConfig:
     `max_num_batched_tokens`: rows of one step, decodes and prefill chunks together: the step budget.
     `max_num_seqs`: sequences running at once, at most the budget.
     `max_model_len`: tokens of one sequence, prompt and answer; None: the model's context.
-    `kv_tokens`, `kv_memory_bytes`: size of the KV pool, one of them; None: chosen from the memory there is.
+    `kv_tokens`, `kv_memory_bytes`: size of the KV pool, one of them; None: 1 GiB, or what one sequence needs,
+    at most a quarter of the available memory.
     `kv_dtype`: numbers in the KV pool. `block_tokens`: tokens of a KV block, a multiple of 16.
     `activations`: what the inputs of quantised weights are multiplied as: int8, integers with a scale for each 32; bf16
     (needs AMX), faster for prompts and many streams, slower for one stream; f32, for comparison with references.

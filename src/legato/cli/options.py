@@ -41,7 +41,7 @@ KvMemory = Annotated[
     typer.Option(
         "--kv-memory",
         help="Size of the KV pool, as in 1GiB.",
-        show_default="by the memory there is",
+        show_default="1GiB, or what one sequence needs",
         metavar="SIZE",
         rich_help_panel=_ENGINE,
     ),
