@@ -51,20 +51,28 @@ class LegatoPeer:
             "activations": options.activations,
         }
         self._engine, _ = build_engine(config, Path(options.model), lambda *_: None)
-        self._next_id = 0
+        self._next_id = self._first_id = 0
 
-    def profile(self, prompt_tokens: int) -> str:
-        """Milliseconds by phase and kind of operation of one fresh prompt, a step at a time."""
+    def profile(self, measure: str) -> str:
+        """Milliseconds a step by phase and kind of operation, of `prefill:TOKENS` or `decode:SEQUENCES`."""
         executor = self._engine._executor
         assert isinstance(executor, ModelExecutor)
         assert isinstance(executor._backend, CpuBackend)
         program = executor._backend.program
+        kind, _, count = measure.partition(":")
+        if kind == "decode":
+            self._begin_decode(prompts.decode_prompts(int(count), seed=987_654), prompts.DECODE_STEPS)
         executor.clock = StepClock(time.perf_counter)
         program.set_profile(True)
-        self.prefill_s(prompts.random_prompt(prompt_tokens, seed=987_654))
+        if kind == "decode":
+            for _ in range(prompts.DECODE_STEPS):
+                self._engine.step()
+        else:
+            self.prefill_s(prompts.random_prompt(int(count), seed=987_654))
         table = profile_table(executor.clock, program.profile())
         program.set_profile(False)
         executor.clock = None
+        self._abort_all()
         return table
 
     def prefill_s(self, prompt: list[int]) -> float:
@@ -77,10 +85,7 @@ class LegatoPeer:
 
     def decode_s(self, prompts: list[list[int]], steps: int) -> list[float]:
         """Seconds of each of `steps` steps in which every prompt, prefilled before, gets one greedy token."""
-        for prompt in prompts:
-            self._submit(prompt, steps + len(prompts) + 2)
-        while any(count > 1 for count in self._step_counts()):
-            pass
+        self._begin_decode(prompts, steps)
         durations = []
         for _ in range(steps):
             started_s = time.perf_counter()
@@ -88,11 +93,22 @@ class LegatoPeer:
             durations.append(time.perf_counter() - started_s)
             if counts != (1,) * len(prompts):
                 raise RuntimeError(f"not a decode step of {len(prompts)}: {counts}")
-        for request_id in range(self._next_id - len(prompts), self._next_id):
+        self._abort_all()
+        return durations
+
+    def _begin_decode(self, prompts: list[list[int]], steps: int) -> None:
+        """Prefills `prompts`, which then have `steps` steps and a few more to go."""
+        self._first_id = self._next_id
+        for prompt in prompts:
+            self._submit(prompt, steps + len(prompts) + 2)
+        while any(count > 1 for count in self._step_counts()):
+            pass
+
+    def _abort_all(self) -> None:
+        for request_id in range(self._first_id, self._next_id):
             self._engine.abort(request_id)
         while self._engine.has_work:
             self._engine.step()
-        return durations
 
     def _submit(self, prompt: list[int], max_tokens: int) -> None:
         self._engine.submit(Request(self._next_id, tuple(prompt), stop=StopRule(max_tokens=max_tokens)))
@@ -108,7 +124,7 @@ if __name__ == "__main__":
     options.add_argument("--budget", type=int, default=512, help="tokens a step")
     options.add_argument("--activations", choices=["int8", "bf16", "f32"], default="int8")
     options.add_argument(
-        "--profile", type=int, metavar="TOKENS", help="where the time of such a prompt goes; then ends"
+        "--profile", metavar="MEASURE", help="where the time of prefill:TOKENS or decode:SEQUENCES goes; then ends"
     )
     arguments = options.parse_args()
     if arguments.profile:

@@ -64,15 +64,22 @@ nb::ndarray<nb::numpy, float> unpack(const Matrix& w) {
     return out;
 }
 
-nb::ndarray<nb::numpy, float> linear(const Matrix& w, Array<float, 2> x, const std::string& activations, int threads) {
+nb::ndarray<nb::numpy, float> linear(const Matrix& w, Array<float, 2> x, const std::string& activations,
+                                     const std::optional<Array<std::uint8_t, 1>>& shifts, int threads) {
     const Activations kind = parse_activations(activations);
     require(static_cast<std::int64_t>(x.shape(1)) == w.cols(),
             "x has " + std::to_string(x.shape(1)) + " columns, the weight " + std::to_string(w.cols()));
     require(threads > 0 && threads <= 1024, "threads must be in [1, 1024], got " + std::to_string(threads));
     auto y = numpy_empty<float>({x.shape(0), static_cast<std::size_t>(w.rows())});
     const LinearKernels& kernels = active_kernels().linear;
+    std::optional<Equaliser> equaliser;
+    if (shifts) {
+        require(static_cast<std::int64_t>(shifts->shape(0)) == w.cols(), "shifts must be one a column of the weight");
+        equaliser.emplace(std::vector<std::uint8_t>(shifts->data(), shifts->data() + shifts->shape(0)));
+    }
     nb::gil_scoped_release released;
-    linear_once(kernels, w, x.data(), static_cast<std::int64_t>(x.shape(0)), y.data(), kind, threads);
+    linear_once(kernels, w, x.data(), static_cast<std::int64_t>(x.shape(0)), y.data(), kind,
+                equaliser ? &*equaliser : nullptr, threads);
     return y;
 }
 
@@ -103,7 +110,9 @@ void bind_matrix(nb::module_& m) {
         .def_prop_ro("format", &Matrix::format)
         .def("unpack", unpack, "The values, fp32 [rows, cols].")
         .def("linear", linear, nb::arg("x").noconvert(), nb::kw_only(), nb::arg("activations") = "int8",
-             nb::arg("threads") = 1, "x W^T, fp32 [x rows, rows]. For tests and benchmarks.")
+             nb::arg("shifts").noconvert() = nb::none(), nb::arg("threads") = 1,
+             "x W^T, fp32 [x rows, rows]. `shifts`, uint8 [cols], at most 4: where int8 inputs are equalised, column k "
+             "is coded as x 2^-shift. For tests and benchmarks.")
         .def("gather", gather, nb::arg("ids").noconvert(), nb::kw_only(), nb::arg("scale") = 1.0f,
              nb::arg("threads") = 1, "scale * W[ids], fp32 [ids, cols]. For tests.");
     m.def(

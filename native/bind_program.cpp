@@ -62,30 +62,42 @@ int gated(Program& program, int x, const std::string& kind) {
 
 using Ids = Array<std::int32_t, 1>;
 
-nb::ndarray<nb::numpy, float> run(nb::handle_t<Program> self, const Ids& tokens, const Ids& positions,
-                                  const Ids& seq_row_starts, const Array<std::int32_t, 2>& block_tables,
-                                  const Ids& logit_rows, int threads) {
-    Program& program = nb::cast<Program&>(self);
+StepInput step_input(const Ids& tokens, const Ids& positions, const Ids& seq_row_starts,
+                     const Array<std::int32_t, 2>& block_tables, const Ids& logit_rows) {
     const auto length = [](const Ids& ids) { return static_cast<std::int64_t>(ids.shape(0)); };
     if (length(positions) != length(tokens)) throw std::invalid_argument("tokens and positions differ in length");
     if (length(seq_row_starts) < 2) throw std::invalid_argument("seq_row_starts must have at least 2 entries");
     if (static_cast<std::int64_t>(block_tables.shape(0)) != length(seq_row_starts) - 1)
         throw std::invalid_argument("block_tables must have one row a sequence");
-    const StepInput input{.tokens = tokens.data(),
-                          .positions = positions.data(),
-                          .rows = length(tokens),
-                          .row_starts = seq_row_starts.data(),
-                          .sequences = length(seq_row_starts) - 1,
-                          .block_tables = block_tables.data(),
-                          .table_width = static_cast<std::int64_t>(block_tables.shape(1)),
-                          .logit_rows = logit_rows.data(),
-                          .logit_count = length(logit_rows)};
+    return {.tokens = tokens.data(),
+            .positions = positions.data(),
+            .rows = length(tokens),
+            .row_starts = seq_row_starts.data(),
+            .sequences = length(seq_row_starts) - 1,
+            .block_tables = block_tables.data(),
+            .table_width = static_cast<std::int64_t>(block_tables.shape(1)),
+            .logit_rows = logit_rows.data(),
+            .logit_count = length(logit_rows)};
+}
+
+nb::ndarray<nb::numpy, float> run(nb::handle_t<Program> self, const Ids& tokens, const Ids& positions,
+                                  const Ids& seq_row_starts, const Array<std::int32_t, 2>& block_tables,
+                                  const Ids& logit_rows, int threads) {
+    Program& program = nb::cast<Program&>(self);
+    const StepInput input = step_input(tokens, positions, seq_row_starts, block_tables, logit_rows);
     float* out;
     {
         nb::gil_scoped_release released;
         out = program.run(input, threads);
     }
     return numpy_view(out, {logit_rows.shape(0), static_cast<std::size_t>(program.output_cols())}, self);
+}
+
+Program::Shifts choose_shifts(Program& program, const Ids& tokens, const Ids& positions, const Ids& seq_row_starts,
+                              const Array<std::int32_t, 2>& block_tables, const Ids& logit_rows, int threads) {
+    const StepInput input = step_input(tokens, positions, seq_row_starts, block_tables, logit_rows);
+    nb::gil_scoped_release released;
+    return program.choose_shifts(input, threads);
 }
 
 nb::dict profile(const Program& program) {
@@ -152,6 +164,17 @@ void bind_program(nb::module_& m) {
              "logit_rows [any up to max_logit_rows]. Sequence s owns rows [seq_row_starts[s], seq_row_starts[s + 1]), "
              "at\n"
              "least one, at consecutive positions. ValueError, and nothing done, for anything out of range.")
+        .def("choose_shifts", choose_shifts, nb::arg("tokens").noconvert(), nb::arg("positions").noconvert(),
+             nb::arg("seq_row_starts").noconvert(), nb::arg("block_tables").noconvert(),
+             nb::arg("logit_rows").noconvert(), nb::arg("threads") = 1,
+             "Runs one step and returns, for each input that the kernels equalise, exponents [cols]: what its columns "
+             "are\n"
+             "best divided by before they are coded in 8 bits. Empty where the instruction set does not equalise.\n"
+             "Arguments as run()'s, with at least one logit row.")
+        .def(
+            "equalise", &Program::equalise, nb::arg("shifts"),
+            "Makes choose_shifts()'s answer, of this program or of one with the same operations, that of runs to come.")
+        .def_prop_ro("shifts", &Program::shifts, "The exponents in use; 0 until equalise().")
         .def("set_profile", &Program::set_profile, nb::arg("on"))
         .def("profile", profile,
              "Seconds by kind of operation over the runs since set_profile(True), barriers included.");

@@ -9,7 +9,8 @@
 
 namespace legato {
 
-class Matrix;  // matrix.hpp: a packed weight
+class Equaliser;  // equaliser.hpp
+class Matrix;     // matrix.hpp: a packed weight
 
 // Rows of fp32 activations, `stride` floats apart.
 struct Rows {
@@ -23,23 +24,31 @@ struct Rows {
 // bf16, where the instruction set has tiles for it.
 enum class Activations : std::uint8_t { f32, int8, bf16 };
 
-// Activations as int8 or bf16. Buffers live in the program's scratch. The layout inside `storage` belongs to the
-// kernels of one ISA; `quantised_nbytes` says how large it must be for either.
+// How the kernels code such inputs. Integers have 127 levels in one plane of int8, or 1,016 in two.
+enum class Coding : std::uint8_t { int8, int10, bf16 };
+
+// Activations as integers or bf16. Buffers live in the program's scratch. The layout inside `storage` belongs to the
+// kernels of one ISA; `quantised_nbytes` says how large it must be.
 struct Quantised {
     std::byte* storage;
     std::int64_t rows;
     std::int64_t cols;
-    Activations kind;
+    Coding coding;
+    const Equaliser* equaliser = nullptr;  // of int8, for kernels that equalise: what the columns are divided by
 };
 
 // The linear kernels of one instruction set; `legato::<isa>::linear_kernels()` (native/isa/linear.cpp) returns them.
 struct LinearKernels {
-    std::size_t (*quantised_nbytes)(std::int64_t rows, std::int64_t cols);
+    // How an input that all of `parts` read is coded.
+    Coding (*coding)(const Matrix* const* parts, int part_count, Activations activations);
+    std::size_t (*quantised_nbytes)(std::int64_t rows, std::int64_t cols, Coding coding);
     void (*quantise)(const Rows& x, const Quantised& out);
     // The same for rows [begin, end) in the calling thread, without work-sharing or barrier, to follow another
     // operation on the rows. Some call must have end == out.rows: it clears the padding. Blocks of 16 rows from a
     // multiple of 16 on keep threads from sharing cache lines.
     void (*quantise_rows)(const Rows& x, const Quantised& out, std::int64_t begin, std::int64_t end);
+    // The values of coded integers, fp32; in the calling thread.
+    void (*decode)(const Quantised& x, const Rows& out);
     // y[r, o] = sum_k x[r, k] * w[o, k] (+ bias[o]) (+ residual[r, o]), the outputs of `parts` (all with x.cols inputs)
     // side by side in y. `bias` and `residual` may be null; `y` and `residual` may be the same memory. `x_coded` is
     // used for the quantised parts if it is not null, else `x`. One work-sharing loop over the panels of all parts, one
@@ -54,6 +63,7 @@ struct LinearKernels {
     // Called by one thread: bytes/s of reading [data, data + nbytes) once, with the widest loads.
     double (*read_bandwidth)(const std::byte* data, std::size_t nbytes);
     bool has_bf16;
+    bool equalises;  // int8 inputs have an equaliser
 };
 
 }  // namespace legato

@@ -41,7 +41,7 @@ void require_activations(const LinearKernels& kernels, Activations activations) 
 }
 
 void linear_once(const LinearKernels& kernels, const Matrix& w, const float* x, std::int64_t rows, float* y,
-                 Activations activations, int threads) {
+                 Activations activations, const Equaliser* equaliser, int threads) {
     require_activations(kernels, activations);
     if (rows == 0) return;
     const Matrix* parts[] = {&w};
@@ -49,8 +49,14 @@ void linear_once(const LinearKernels& kernels, const Matrix& w, const float* x, 
     const Rows output{y, w.rows(), rows, w.rows()};
     const bool coded = activations != Activations::f32 && w.quantised();
     const Buffer scratch = allocate(kernels.linear_scratch_nbytes(parts, 1, threads));
-    const Buffer codes = allocate(coded ? kernels.quantised_nbytes(rows, w.cols()) : 0);
-    const Quantised quantised{codes.get(), rows, w.cols(), activations};
+    const Coding coding = kernels.coding(parts, 1, activations);
+    const Buffer codes = allocate(coded ? kernels.quantised_nbytes(rows, w.cols(), coding) : 0);
+    const Equaliser none(w.cols());
+    const bool equalised = kernels.equalises && coding == Coding::int8;
+    const Quantised quantised{codes.get(), rows, w.cols(), coding,
+                              !equalised             ? nullptr
+                              : equaliser != nullptr ? equaliser
+                                                     : &none};
 #pragma omp parallel num_threads(threads)
     {
         if (coded) kernels.quantise(input, quantised);
@@ -80,12 +86,15 @@ LinearSeconds time_linear(const LinearKernels& kernels, const Matrix& w, std::in
     const PageBuffer x_buffer(static_cast<std::size_t>(rows * w.cols()) * sizeof(float));
     const PageBuffer y_buffer(static_cast<std::size_t>(rows * w.rows()) * sizeof(float));
     const PageBuffer scratch(kernels.linear_scratch_nbytes(parts, 1, threads));
-    const PageBuffer codes(coded ? kernels.quantised_nbytes(rows, w.cols()) : 0);
+    const Coding coding = kernels.coding(parts, 1, activations);
+    const Equaliser none(w.cols());
+    const PageBuffer codes(coded ? kernels.quantised_nbytes(rows, w.cols(), coding) : 0);
     const Rows x{reinterpret_cast<float*>(x_buffer.data()), w.cols(), rows, w.cols()};
     const Rows y{reinterpret_cast<float*>(y_buffer.data()), w.rows(), rows, w.rows()};
     for (std::int64_t i = 0; i < rows * w.cols(); ++i)
         x.data[i] = static_cast<float>((i * 7919) % 2001 - 1000) * 0.001f;
-    const Quantised quantised{codes.data(), rows, w.cols(), activations};
+    const Quantised quantised{codes.data(), rows, w.cols(), coding,
+                              kernels.equalises && coding == Coding::int8 ? &none : nullptr};
     LinearSeconds best{1e9, 1e9};
     bool more = true;
     const Clock::time_point begin = Clock::now();

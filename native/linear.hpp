@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "equaliser.hpp"
 #include "kernels.hpp"
 #include "matrix.hpp"
 
@@ -14,9 +15,10 @@ Activations parse_activations(const std::string& name);
 // Throws std::invalid_argument if these kernels have no such activations.
 void require_activations(const LinearKernels& kernels, Activations activations);
 
-// y [rows, w.rows()] = x [rows, w.cols()] * w^T; `activations` are for a quantised `w`.
+// y [rows, w.rows()] = x [rows, w.cols()] * w^T; `activations` are for a quantised `w`, and `equaliser` for one whose
+// inputs the kernels equalise (null: one that divides by 1).
 void linear_once(const LinearKernels& kernels, const Matrix& w, const float* x, std::int64_t rows, float* y,
-                 Activations activations, int threads);
+                 Activations activations, const Equaliser* equaliser, int threads);
 
 // Shortest times of one layer in a running team: of quantising the activations (0 if they stay fp32) and of the layer.
 struct LinearSeconds {

@@ -16,6 +16,7 @@
 
 #include "attention_plan.hpp"
 #include "dispatch.hpp"
+#include "equaliser.hpp"
 #include "kv.hpp"
 #include "matrix.hpp"
 #include "memory.hpp"
@@ -50,9 +51,9 @@ struct Op {
     int x = -1;  // input slots
     int y = -1;
     int out = -1;
-    // Buffer of an int8 or bf16 copy: that of x, written by `quantise` and read by `linear`; that of out, written by
-    // `rms_norm` and `gated` along with it.
-    int quantised = -1;
+    // A coded copy: that of x, written by `quantise` and read by `linear`; that of out, written by `rms_norm` and
+    // `gated` along with it.
+    int copy = -1;
     std::vector<std::shared_ptr<const Matrix>> weights = {};
     std::vector<const Matrix*> parts = {};
     FloatArray vector = {};  // norm weight or bias
@@ -106,6 +107,13 @@ class Program {
     std::int64_t output_cols() const;
     // Runs one step with the kernels' threads; returns [logit_count, output_cols], valid until the next run.
     float* run(const StepInput& input, int threads);
+    // For each input of linears that is equalised, in the order of the tape: exponents [cols].
+    using Shifts = std::vector<std::vector<std::uint8_t>>;
+    // Runs a step and returns the shifts that suit its activations best.
+    Shifts choose_shifts(const StepInput& input, int threads);
+    // Sets the shifts of runs to come; at first they are 0. Throws unless they fit this program's inputs.
+    void equalise(const Shifts& shifts);
+    Shifts shifts() const;
 
     // Switching it on begins from zero.
     void set_profile(bool on) {
@@ -130,6 +138,13 @@ class Program {
         int last;
         std::size_t offset = 0;
     };
+    // A slot in the coding that the linears reading it want.
+    struct Copy {
+        int buffer;
+        std::int64_t cols;
+        Coding coding;
+        std::unique_ptr<const Equaliser> equaliser;  // null where the kernels have none
+    };
     struct PlanKey {
         std::int64_t heads;
         std::int64_t window;
@@ -143,6 +158,7 @@ class Program {
     int record(Op op, std::int64_t cols, bool logit_rows);
 
     void insert_quantise();
+    int add_copy(int x);
     void find_only_quantised();
     void assign_buffers();
     void place_buffers();
@@ -150,14 +166,18 @@ class Program {
 
     void check(const StepInput& input, int threads) const;
     void prepare(const StepInput& input, int threads);
+    void replay(int threads, Shifts* chosen);
     void execute(const Op& op);
+    void choose(const Op& op, Shifts& chosen);
     Rows rows_of(int slot_index) const;
+    Quantised coded(int copy, std::int64_t rows) const;
 
     std::shared_ptr<KvCache> kv_;
     ProgramLimits limits_;
     std::vector<Op> ops_;
     std::vector<Slot> slots_;
     std::vector<Buffer> buffers_;
+    std::vector<Copy> copies_;
     std::vector<PlanKey> plan_keys_;
     std::vector<AttentionPlan> plans_;
     std::int64_t vocabulary_ = 0;  // rows of the smallest embedding, 0 if there is none
@@ -176,6 +196,7 @@ class Program {
     std::vector<std::int32_t> row_sequence_;
     std::atomic<bool> running_{false};
     bool profiling_ = false;
+    std::vector<float> observed_;  // [rows, cols], while shifts are chosen
     std::array<double, kOpKinds> seconds_{};
 };
 

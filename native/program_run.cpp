@@ -23,6 +23,19 @@ std::string range(std::int64_t value, std::int64_t stop) {
     return std::to_string(value) + " is not in [0, " + std::to_string(stop) + ")";
 }
 
+// Refuses a second run at the same time.
+class Running {
+  public:
+    explicit Running(std::atomic<bool>& flag) : flag_(flag) {
+        if (flag_.exchange(true)) refuse("the program is running in another thread");
+    }
+    Running(const Running&) = delete;
+    ~Running() { flag_ = false; }
+
+  private:
+    std::atomic<bool>& flag_;
+};
+
 double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 }  // namespace
@@ -104,16 +117,19 @@ Rows Program::rows_of(int index) const {
     return {data, buffer.stride, rows, slot.cols};
 }
 
+Quantised Program::coded(int index, std::int64_t rows) const {
+    const Copy& copy = copies_[static_cast<std::size_t>(index)];
+    return {arena_.data() + buffers_[static_cast<std::size_t>(copy.buffer)].offset, rows, copy.cols, copy.coding,
+            copy.equaliser.get()};
+}
+
 // Called by every thread of the team.
 void Program::execute(const Op& op) {
     std::byte* scratch = arena_.data() + buffers_nbytes_;
     const Rows x = op.x >= 0 ? rows_of(op.x) : Rows{};
     const Rows out = op.out >= 0 ? rows_of(op.out) : Rows{};
-    Quantised copy{};
-    if (op.quantised >= 0)
-        copy = {arena_.data() + buffers_[static_cast<std::size_t>(op.quantised)].offset, x.rows,
-                op.kind == OpKind::gated ? out.cols : x.cols, limits_.activations};
-    const Quantised* made = op.quantised >= 0 ? &copy : nullptr;
+    const Quantised copy = op.copy >= 0 ? coded(op.copy, x.rows) : Quantised{};
+    const Quantised* made = op.copy >= 0 ? &copy : nullptr;
     const ElementwiseKernels& elementwise = kernels_->elementwise;
     switch (op.kind) {
         case OpKind::embed:
@@ -186,13 +202,15 @@ std::int64_t Program::output_cols() const {
 }
 
 float* Program::run(const StepInput& input, int threads) {
-    if (running_.exchange(true)) refuse("the program is running in another thread");
-    struct Done {
-        std::atomic<bool>& running;
-        ~Done() { running = false; }
-    } done{running_};
+    const Running running(running_);
     check(input, threads);
     prepare(input, threads);
+    replay(threads, nullptr);
+    return rows_of(output_).data;
+}
+
+// `chosen`: if not null, shifts of every copy.
+void Program::replay(int threads, Shifts* chosen) {
     const bool profiling = profiling_;
     Team team;
 #pragma omp parallel num_threads(threads)
@@ -200,8 +218,13 @@ float* Program::run(const StepInput& input, int threads) {
         const TeamScope scope(team);
         const bool timed = profiling && omp_get_thread_num() == 0;
         double before = timed ? now_s() : 0.0;
+        std::vector<bool> seen(chosen != nullptr ? copies_.size() : 0);
         for (const Op& op : ops_) {
             if (rows_of(op.out >= 0 ? op.out : op.x).rows == 0) continue;  // a chunk that ends before its prompt does
+            if (chosen != nullptr && op.kind == OpKind::linear && op.copy >= 0) {
+                if (!seen[static_cast<std::size_t>(op.copy)]) choose(op, *chosen);
+                seen[static_cast<std::size_t>(op.copy)] = true;
+            }
             execute(op);
             if (timed) {
                 const double after = now_s();
@@ -210,7 +233,58 @@ float* Program::run(const StepInput& input, int threads) {
             }
         }
     }
-    return rows_of(output_).data;
+}
+
+Program::Shifts Program::choose_shifts(const StepInput& input, int threads) {
+    const Running running(running_);
+    check(input, threads);
+    if (input.logit_count == 0) refuse("choosing shifts needs a logit row: without one the last layer is not computed");
+    prepare(input, threads);
+    Shifts chosen(copies_.size());
+    replay(threads, &chosen);
+    observed_ = {};
+    std::erase_if(chosen, [](const auto& shifts) { return shifts.empty(); });
+    return chosen;
+}
+
+// Called by every thread of the team, before the first linear that reads a copy.
+void Program::choose(const Op& op, Shifts& chosen) {
+    const Quantised x = coded(op.copy, rows_of(op.x).rows);
+    if (x.equaliser == nullptr) return;
+    std::vector<std::uint8_t>& shifts = chosen[static_cast<std::size_t>(op.copy)];
+#pragma omp single
+    {
+        observed_.resize(static_cast<std::size_t>(x.rows * x.cols));
+        shifts.resize(static_cast<std::size_t>(x.cols));
+        kernels_->linear.decode(x, {observed_.data(), x.cols, x.rows, x.cols});
+    }
+#pragma omp for schedule(static)
+    for (std::int64_t group = 0; group < x.cols / 32; ++group)
+        Equaliser::choose(observed_.data(), x.rows, x.cols, group, group + 1, shifts.data());
+}
+
+void Program::equalise(const Shifts& shifts) {
+    const Running running(running_);
+    std::vector<std::unique_ptr<const Equaliser>> made;
+    for (const auto& exponents : shifts) made.push_back(std::make_unique<const Equaliser>(exponents));
+    std::vector<Copy*> equalised;
+    for (Copy& copy : copies_)
+        if (copy.equaliser) equalised.push_back(&copy);
+    if (made.size() != equalised.size())
+        refuse("shifts of " + std::to_string(made.size()) + " inputs, the program equalises " +
+               std::to_string(equalised.size()));
+    for (std::size_t i = 0; i < made.size(); ++i)
+        if (shifts[i].size() != static_cast<std::size_t>(equalised[i]->cols))
+            refuse("shifts of input " + std::to_string(i) + ": " + std::to_string(shifts[i].size()) +
+                   ", it has columns: " + std::to_string(equalised[i]->cols));
+    for (std::size_t i = 0; i < made.size(); ++i) equalised[i]->equaliser = std::move(made[i]);
+}
+
+Program::Shifts Program::shifts() const {
+    Shifts all;
+    for (const Copy& copy : copies_)
+        if (copy.equaliser) all.push_back(copy.equaliser->shifts());
+    return all;
 }
 
 }  // namespace legato

@@ -23,6 +23,10 @@ std::int64_t row_stride(std::int64_t cols) {
     return stride % 1024 == 0 ? stride + 16 : stride;  // rows a multiple of 4 KiB apart would share few cache sets
 }
 
+bool reads_coded(const Op& op) {
+    return std::any_of(op.parts.begin(), op.parts.end(), [](const Matrix* part) { return part->quantised(); });
+}
+
 }  // namespace
 
 void Program::seal(int output) {
@@ -41,44 +45,55 @@ void Program::seal(int output) {
     row_sequence_.resize(static_cast<std::size_t>(limits_.max_rows));
 }
 
-// Each slot that a linear wants in int8 or bf16 is converted once: by the operation that makes it if that goes row by
-// row, else by a `quantise` of its own before the first such linear.
+// Each slot that a linear wants coded is so once: by the operation that makes it if that goes row by row, else by a
+// `quantise` of its own before the first such linear.
 void Program::insert_quantise() {
     std::vector<Op> ops;
     std::vector<int> copies(slots_.size(), -1);
     for (Op& op : ops_) {
-        const auto is_quantised = [](const Matrix* part) { return part->quantised(); };
-        if (op.kind == OpKind::linear && limits_.activations != Activations::f32 &&
-            std::any_of(op.parts.begin(), op.parts.end(), is_quantised)) {
+        if (op.kind == OpKind::linear && limits_.activations != Activations::f32 && reads_coded(op)) {
             int& copy = copies[static_cast<std::size_t>(op.x)];
             if (copy < 0) {
-                const Slot& x = slots_[static_cast<std::size_t>(op.x)];
-                const std::int64_t rows = x.logit_rows ? limits_.max_logit_rows : limits_.max_rows;
-                copy = static_cast<int>(buffers_.size());
-                buffers_.push_back({align(kernels_->linear.quantised_nbytes(rows, x.cols)), 0, -1, 0});
+                copy = add_copy(op.x);
                 const auto maker =
                     std::find_if(ops.begin(), ops.end(), [&](const Op& earlier) { return earlier.out == op.x; });
                 if (maker->kind == OpKind::rms_norm || maker->kind == OpKind::gated) {
-                    maker->quantised = copy;
+                    maker->copy = copy;
                 } else {
-                    ops.push_back({.kind = OpKind::quantise, .x = op.x, .quantised = copy});
+                    ops.push_back({.kind = OpKind::quantise, .x = op.x, .copy = copy});
                 }
             }
-            op.quantised = copy;
+            op.copy = copy;
         }
         ops.push_back(std::move(op));
     }
     ops_ = std::move(ops);
 }
 
+// Room for slot `x` in a coding that suits every linear reading it.
+int Program::add_copy(int x) {
+    std::vector<const Matrix*> readers;
+    for (const Op& op : ops_)
+        if (op.kind == OpKind::linear && op.x == x) readers.insert(readers.end(), op.parts.begin(), op.parts.end());
+    const LinearKernels& kernels = kernels_->linear;
+    const Coding coding = kernels.coding(readers.data(), static_cast<int>(readers.size()), limits_.activations);
+    const Slot& slot = slots_[static_cast<std::size_t>(x)];
+    const std::int64_t rows = slot.logit_rows ? limits_.max_logit_rows : limits_.max_rows;
+    buffers_.push_back({align(kernels.quantised_nbytes(rows, slot.cols, coding)), 0, -1, 0});
+    const bool equalised = kernels.equalises && coding == Coding::int8;
+    copies_.push_back({static_cast<int>(buffers_.size()) - 1, slot.cols, coding,
+                       equalised ? std::make_unique<const Equaliser>(slot.cols) : nullptr});
+    return static_cast<int>(copies_.size()) - 1;
+}
+
 // Slots whose maker quantises them and whose every reader takes the copy.
 void Program::find_only_quantised() {
     for (const Op& op : ops_)
-        if (op.quantised >= 0 && op.out >= 0 && op.kind != OpKind::linear)
+        if (op.copy >= 0 && op.out >= 0 && op.kind != OpKind::linear)
             slots_[static_cast<std::size_t>(op.out)].only_quantised = op.out != output_;
     for (const Op& op : ops_) {
         const bool reads_copy =
-            op.kind == OpKind::linear && op.quantised >= 0 &&
+            op.kind == OpKind::linear && op.copy >= 0 &&
             std::all_of(op.parts.begin(), op.parts.end(), [](const Matrix* part) { return part->quantised(); });
         if (op.x >= 0 && !reads_copy) slots_[static_cast<std::size_t>(op.x)].only_quantised = false;
         if (op.y >= 0) slots_[static_cast<std::size_t>(op.y)].only_quantised = false;
@@ -99,8 +114,8 @@ void Program::assign_buffers() {
 
     for (int i = 0; i < count; ++i) {
         Op& op = ops_[static_cast<std::size_t>(i)];
-        if (op.quantised >= 0) {
-            Buffer& copy = buffers_[static_cast<std::size_t>(op.quantised)];
+        if (op.copy >= 0) {
+            Buffer& copy = buffers_[static_cast<std::size_t>(copies_[static_cast<std::size_t>(op.copy)].buffer)];
             if (copy.first < 0) copy.first = i;
             copy.last = i;
         }

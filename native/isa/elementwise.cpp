@@ -24,10 +24,11 @@ LEGATO_INLINE Vec load_lanes(const float* p, std::int64_t n) { return load_n(p, 
 LEGATO_INLINE void store_lanes(float* p, Vec x, std::integral_constant<int, kLanes>) { store(p, x); }
 LEGATO_INLINE void store_lanes(float* p, Vec x, std::int64_t n) { store_n(p, x, n); }
 
-// Calls f(row) for all rows, several an item when there are many.
+// Calls f(row) for all rows, several an item when there are many: whole blocks of a coded copy, whose rows share cache
+// lines.
 template <class F>
-LEGATO_INLINE void for_rows(std::int64_t rows, F&& f) {
-    const std::int64_t step = rows >= 64 ? 8 : 1;
+LEGATO_INLINE void for_rows(std::int64_t rows, F&& f, bool coded = false) {
+    const std::int64_t step = rows < 64 ? 1 : coded ? block_rows(rows) : 8;
     team_for((rows + step - 1) / step, [&](std::int64_t item) __attribute__((always_inline)) {
         const std::int64_t stop = item * step + step < rows ? item * step + step : rows;
         for (std::int64_t r = item * step; r < stop; ++r) f(r);
@@ -54,23 +55,29 @@ LEGATO_INLINE void gated_row(const float* x, std::int64_t cols, float* out) {
 }
 
 void rms_norm(const Rows& x, const float* weight, float eps, const Rows& out, const Quantised* copy) {
-    for_rows(x.rows, [&](std::int64_t r) __attribute__((always_inline)) {
-        rms_norm_row(x.data + r * x.stride, weight, eps, x.cols, out.data + r * out.stride);
-        if (copy != nullptr) quantise_rows(out, *copy, r, r + 1);
-    });
+    for_rows(
+        x.rows,
+        [&](std::int64_t r) __attribute__((always_inline)) {
+            rms_norm_row(x.data + r * x.stride, weight, eps, x.cols, out.data + r * out.stride);
+            if (copy != nullptr) quantise_rows(out, *copy, r, r + 1);
+        },
+        copy != nullptr);
 }
 
 void gated(const Rows& x, Gate gate, const Rows& out, const Quantised* copy) {
-    for_rows(x.rows, [&](std::int64_t r) __attribute__((always_inline)) {
-        const float* from = x.data + r * x.stride;
-        float* to = out.data + r * out.stride;
-        if (gate == Gate::silu) {
-            gated_row<Gate::silu>(from, out.cols, to);
-        } else {
-            gated_row<Gate::gelu_tanh>(from, out.cols, to);
-        }
-        if (copy != nullptr) quantise_rows(out, *copy, r, r + 1);
-    });
+    for_rows(
+        x.rows,
+        [&](std::int64_t r) __attribute__((always_inline)) {
+            const float* from = x.data + r * x.stride;
+            float* to = out.data + r * out.stride;
+            if (gate == Gate::silu) {
+                gated_row<Gate::silu>(from, out.cols, to);
+            } else {
+                gated_row<Gate::gelu_tanh>(from, out.cols, to);
+            }
+            if (copy != nullptr) quantise_rows(out, *copy, r, r + 1);
+        },
+        copy != nullptr);
 }
 
 void add_rows(const Rows& x, const Rows& y, const Rows& out) {

@@ -55,20 +55,24 @@ constexpr int64_t amx_most_rest = 10;
 LEGATO_INLINE bool use_amx(const PanelLayout& w, int64_t rows) { return rows >= amx_least_rows && amx_kernel_for(w); }
 #endif
 
-template <IntWeights W, int... I>
+template <IntWeights W, int Planes, int... I>
 constexpr std::array<IntKernel, sizeof...(I)> int_kernel_table(std::integer_sequence<int, I...>) {
-    return {int_kernel<W, I + 1>...};
+    return {int_kernel<W, I + 1, Planes>...};
 }
 
 // int_kernels<W>[r - 1] does r rows.
-template <IntWeights W>
-constexpr auto int_kernels = int_kernel_table<W>(std::make_integer_sequence<int, int_rows>{});
+template <IntWeights W, int Planes = quant_planes>
+constexpr auto int_kernels = int_kernel_table<W, Planes>(std::make_integer_sequence<int, int_rows>{});
 
-LEGATO_INLINE const IntKernel* int_kernels_for(IntWeights weights) {
+LEGATO_INLINE const IntKernel* int_kernels_for(IntWeights weights, bool equalised) {
     switch (weights) {
         case IntWeights::q4:
+            if constexpr (quant_equalises)
+                if (equalised) return int_kernels<IntWeights::q4, 1>.data();
             return int_kernels<IntWeights::q4>.data();
         case IntWeights::q4_bytes:
+            if constexpr (quant_equalises)
+                if (equalised) return int_kernels<IntWeights::q4_bytes, 1>.data();
             return int_kernels<IntWeights::q4_bytes>.data();
         case IntWeights::q8_group32:
             return int_kernels<IntWeights::q8_group32>.data();
@@ -156,13 +160,15 @@ void int_item(const Call& call, const Part& part, int64_t panel_begin, int64_t p
               int64_t row_end, std::byte* unpacked) {
     const PanelLayout& w = *part.w;
     const bool unpack = int_unpacks && w.kind == WeightKind::q4 && row_end - row_begin >= few_rows;
-    const IntKernel* kernels = int_kernels_for(unpack ? IntWeights::q4_bytes : int_weights(w));
+    const Equaliser* equaliser = call.x_coded->equaliser;
+    const IntKernel* kernels = int_kernels_for(unpack ? IntWeights::q4_bytes : int_weights(w), equaliser != nullptr);
     PanelLayout layout = w;
     const std::byte* panels = w.data + panel_begin * w.panel_nbytes;
     if (unpack) {
         const int64_t count = panel_end - panel_begin;
         for (int64_t p = 0; p < count; ++p) {
-            layout = unpack_nibbles(w, panels + p * w.panel_nbytes, unpacked + p * unpacked_nbytes(w));
+            layout = unpack_nibbles(w, panels + p * w.panel_nbytes, equaliser ? equaliser->counts() : nullptr,
+                                    unpacked + p * unpacked_nbytes(w));
         }
         layout.panel_nbytes = unpacked_nbytes(w);
         panels = unpacked;
@@ -360,7 +366,7 @@ void linear(const Matrix* const* parts, int part_count, const Rows& x, const Qua
     int64_t items = 0;
     for (int p = 0; p < part_count; ++p) items += part_at(p, 0).items;
 #if LEGATO_ISA_AMX
-    const bool bf16 = x_coded && x_coded->kind == Activations::bf16;
+    const bool bf16 = x_coded && x_coded->coding == Coding::bf16;
     const bool tiles = bf16 || (x_coded && x.rows >= amx_least_rows);
     if (bf16) {
         configure_bf16_tiles(x.rows);
@@ -399,6 +405,16 @@ void linear(const Matrix* const* parts, int part_count, const Rows& x, const Qua
 #endif
 }
 
+// Codes of 4 bits have room for an equaliser's shifts.
+Coding coding(const Matrix* const* parts, int part_count, Activations activations) {
+    if (activations == Activations::bf16) return Coding::bf16;
+    if (quant_planes == 1) return Coding::int8;
+    bool nibbles = quant_equalises;
+    for (int p = 0; p < part_count; ++p)
+        if (parts[p]->quantised()) nibbles = nibbles && parts[p]->layout().kind == WeightKind::q4;
+    return nibbles ? Coding::int8 : Coding::int10;
+}
+
 std::size_t linear_scratch_nbytes(const Matrix* const* parts, int part_count, int threads) {
     return thread_scratch_nbytes(parts, part_count) * static_cast<std::size_t>(threads);
 }
@@ -413,8 +429,18 @@ LinearKernels linear_kernels() {
 #else
     constexpr bool has_bf16 = false;
 #endif
-    return {quantised_nbytes, quantise, quantise_rows,  linear,  linear_scratch_nbytes,
-            gather,           fma_peak, read_bandwidth, has_bf16};
+    return {.coding = coding,
+            .quantised_nbytes = quantised_nbytes,
+            .quantise = quantise,
+            .quantise_rows = quantise_rows,
+            .decode = decode,
+            .linear = linear,
+            .linear_scratch_nbytes = linear_scratch_nbytes,
+            .gather = gather,
+            .fma_peak = fma_peak,
+            .read_bandwidth = read_bandwidth,
+            .has_bf16 = has_bf16,
+            .equalises = quant_equalises};
 }
 
 }  // namespace legato::LEGATO_ISA

@@ -3,7 +3,7 @@
 // nibbles. Eight outputs at a time for several rows; both halves of the panel in one pass for one row.
 #pragma once
 
-#include "linear_int.hpp"
+#include "linear_unpack.hpp"
 
 namespace legato::LEGATO_ISA {
 
@@ -107,7 +107,7 @@ LEGATO_INLINE void int_half(const PanelLayout& w, const std::byte* panel, const 
     });
 }
 
-template <IntWeights W, int R>
+template <IntWeights W, int R, int>
 [[gnu::flatten]] void int_kernel(const PanelLayout& w, const std::byte* panel, const QuantisedRows& x, float* sums) {
     if constexpr (R == 1) {
         int_half<W, 1, 2>(w, panel, x, 0, sums);

@@ -1,13 +1,13 @@
 // The plain integer kernel (see linear_int.hpp), written so that a compiler can vectorise over the 16 outputs.
 #pragma once
 
-#include "linear_int.hpp"
+#include "linear_unpack.hpp"
 
 namespace legato::LEGATO_ISA {
 
 constexpr int int_rows = 4;
 
-template <IntWeights W, int R>
+template <IntWeights W, int R, int>
 void int_kernel(const PanelLayout& w, const std::byte* panel, const QuantisedRows& x, float* sums) {
     constexpr bool halves = W == IntWeights::q8_group16;
     constexpr int group = halves ? 16 : 32;

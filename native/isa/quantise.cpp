@@ -15,12 +15,42 @@ struct GroupFactors {
     float scale, inverse;
 };
 
-LEGATO_INLINE GroupFactors group_factors(float maximum) {
+LEGATO_INLINE GroupFactors group_factors(float maximum, float levels = quant_levels) {
     const bool nonzero = maximum > least_maximum;
-    return {nonzero ? maximum / quant_levels : 0.0f, nonzero ? quant_levels / maximum : 0.0f};
+    return {nonzero ? maximum / levels : 0.0f, nonzero ? levels / maximum : 0.0f};
 }
 
 #if LEGATO_ISA_AVX512 || LEGATO_ISA_AMX
+
+// The sums of the first and the last 16 bytes' worth of eight int32.
+LEGATO_INLINE void add_halves(__m256i sums, std::int32_t* half_sums) {
+    sums = _mm256_hadd_epi32(sums, sums);
+    sums = _mm256_hadd_epi32(sums, sums);
+    half_sums[0] = _mm256_cvtsi256_si32(sums);
+    half_sums[1] = _mm256_extract_epi32(sums, 4);
+}
+
+LEGATO_INLINE __m256i to_bytes(const __m512i* x) {
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm512_maskz_cvtepi32_epi8(0xffff, x[0])),
+                                   _mm512_maskz_cvtepi32_epi8(0xffff, x[1]), 1);
+}
+
+// One plane of codes of x * down; the sums are those of code * up.
+LEGATO_INLINE float quantise_equalised(const float* x, const float* down, const std::uint8_t* up, std::int8_t* codes,
+                                       std::int32_t* half_sums) {
+    const __m512 low = _mm512_mul_ps(_mm512_loadu_ps(x), _mm512_loadu_ps(down));
+    const __m512 high = _mm512_mul_ps(_mm512_loadu_ps(x + 16), _mm512_loadu_ps(down + 16));
+    const __m512 largest = _mm512_max_ps(_mm512_abs_ps(low), _mm512_abs_ps(high));
+    const GroupFactors factors = group_factors(_mm512_reduce_max_ps(largest), 127.0f);
+    const __m512 inverse = _mm512_set1_ps(factors.inverse);
+    const __m512i q[2] = {_mm512_cvtps_epi32(_mm512_mul_ps(low, inverse)),
+                          _mm512_cvtps_epi32(_mm512_mul_ps(high, inverse))};
+    const __m256i plane = to_bytes(q);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), plane);
+    const __m256i factor = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(up));
+    add_halves(_mm256_dpbusd_epi32(_mm256_setzero_si256(), factor, plane), half_sums);
+    return factors.scale;
+}
 
 LEGATO_INLINE float quantise_group(const float* x, std::int8_t* codes, std::int32_t* half_sums) {
     const __m512 low = _mm512_loadu_ps(x), high = _mm512_loadu_ps(x + 16);
@@ -35,19 +65,11 @@ LEGATO_INLINE float quantise_group(const float* x, std::int8_t* codes, std::int3
         h[i] = _mm512_srai_epi32(_mm512_add_epi32(q[i], half_step), 3);
         l[i] = _mm512_sub_epi32(q[i], _mm512_slli_epi32(h[i], 3));
     });
-    const auto bytes = [](const __m512i* x) __attribute__((always_inline)) {
-        return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm512_maskz_cvtepi32_epi8(0xffff, x[0])),
-                                       _mm512_maskz_cvtepi32_epi8(0xffff, x[1]), 1);
-    };
-    const __m256i high_plane = bytes(h), low_plane = bytes(l), ones = _mm256_set1_epi8(1);
+    const __m256i high_plane = to_bytes(h), low_plane = to_bytes(l), ones = _mm256_set1_epi8(1);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), high_plane);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + quant_group), low_plane);
     __m256i sums = _mm256_slli_epi32(_mm256_dpbusd_epi32(_mm256_setzero_si256(), ones, high_plane), 3);
-    sums = _mm256_dpbusd_epi32(sums, ones, low_plane);
-    sums = _mm256_hadd_epi32(sums, sums);
-    sums = _mm256_hadd_epi32(sums, sums);
-    half_sums[0] = _mm256_cvtsi256_si32(sums);
-    half_sums[1] = _mm256_extract_epi32(sums, 4);
+    add_halves(_mm256_dpbusd_epi32(sums, ones, low_plane), half_sums);
     return factors.scale;
 }
 
@@ -108,39 +130,56 @@ LEGATO_INLINE float quantise_group(const float* x, std::int8_t* codes, std::int3
 void clear_row(const QuantisedRows& q) {
     for (std::int64_t g = 0; g < q.groups; ++g) {
         const std::int64_t at = g * q.stride;
-        std::memset(q.codes + at * quant_nbytes, 0, quant_nbytes);
+        std::memset(q.codes + at * q.nbytes, 0, static_cast<std::size_t>(q.nbytes));
         q.scales[at] = q.scaled_sums[at] = 0.0f;
         q.minus_halves[2 * at] = q.minus_halves[2 * at + 1] = 0;
     }
 }
 
+// Calls quantise(group, codes, half_sums) -> scale for each group of a row.
+template <class F>
+LEGATO_INLINE void quantise_row(const QuantisedRows& q, F&& quantise) {
+    for (std::int64_t g = 0; g < q.groups; ++g) {
+        const std::int64_t at = g * q.stride;
+        std::int32_t half_sums[2];
+        const float scale = quantise(g, q.codes + at * q.nbytes, half_sums);
+        q.scales[at] = scale;
+        q.scaled_sums[at] = scale * static_cast<float>(half_sums[0] + half_sums[1]);
+        q.minus_halves[2 * at] = static_cast<std::int16_t>(-half_sums[0]);
+        q.minus_halves[2 * at + 1] = static_cast<std::int16_t>(-half_sums[1]);
+    }
+}
+
 }  // namespace
 
-std::size_t quantised_nbytes(std::int64_t rows, std::int64_t cols) {
-    const auto nbytes = static_cast<std::size_t>(padded_rows(rows) * (cols / quant_group) * (quant_nbytes + 12));
+std::size_t quantised_nbytes(std::int64_t rows, std::int64_t cols, Coding coding) {
 #if LEGATO_ISA_AMX
-    return nbytes > bf16_nbytes(rows, cols) ? nbytes : bf16_nbytes(rows, cols);
-#else
-    return nbytes;
+    if (coding == Coding::bf16) return bf16_nbytes(rows, cols);
 #endif
+    return static_cast<std::size_t>(padded_rows(rows) * (cols / quant_group) * (coded_nbytes(coding) + 12));
 }
 
 void quantise_rows(const Rows& x, const Quantised& out, std::int64_t begin, std::int64_t end) {
 #if LEGATO_ISA_AMX
-    if (out.kind == Activations::bf16) return bf16_convert_rows(x, out, begin, end);
+    if (out.coding == Coding::bf16) return bf16_convert_rows(x, out, begin, end);
 #endif
     for (std::int64_t r = begin; r < end; ++r) {
         const QuantisedRows q = rows_from(out, r);
         const float* row = x.data + r * x.stride;
-        for (std::int64_t g = 0; g < q.groups; ++g) {
-            const std::int64_t at = g * q.stride;
-            std::int32_t half_sums[2];
-            const float scale = quantise_group(row + g * quant_group, q.codes + at * quant_nbytes, half_sums);
-            q.scales[at] = scale;
-            q.scaled_sums[at] = scale * static_cast<float>(half_sums[0] + half_sums[1]);
-            q.minus_halves[2 * at] = static_cast<std::int16_t>(-half_sums[0]);
-            q.minus_halves[2 * at + 1] = static_cast<std::int16_t>(-half_sums[1]);
+#if LEGATO_ISA_AVX512
+        if (out.coding == Coding::int8) {
+            const float* down = out.equaliser->down();
+            const std::uint8_t* up = out.equaliser->up();
+            quantise_row(
+                q, [&](std::int64_t g, std::int8_t* codes, std::int32_t* half_sums) __attribute__((always_inline)) {
+                    const std::int64_t k = g * quant_group;
+                    return quantise_equalised(row + k, down + k, up + k, codes, half_sums);
+                });
+            continue;
         }
+#endif
+        quantise_row(q, [&](std::int64_t g, std::int8_t* codes, std::int32_t* half_sums) __attribute__((
+                            always_inline)) { return quantise_group(row + g * quant_group, codes, half_sums); });
     }
     // The rows that fill up the last block are zero: a tile may multiply them, and no stray NaN or subnormal slows it
     // down.
@@ -155,6 +194,20 @@ void quantise(const Rows& x, const Quantised& out) {
 #pragma omp for schedule(dynamic, 1)
     for (std::int64_t first = 0; first < x.rows; first += chunk) {
         quantise_rows(x, out, first, first + chunk < x.rows ? first + chunk : x.rows);
+    }
+}
+
+void decode(const Quantised& x, const Rows& out) {
+    for (std::int64_t r = 0; r < x.rows; ++r) {
+        const QuantisedRows q = rows_from(x, r);
+        for (std::int64_t k = 0; k < x.cols; ++k) {
+            const std::int64_t at = k / quant_group * q.stride;
+            const std::int8_t* codes = q.codes + at * q.nbytes + k % quant_group;
+            int code = codes[0];
+            if (q.nbytes == 2 * quant_group) code = quant_step * code + codes[quant_group];
+            const float factor = x.equaliser != nullptr ? static_cast<float>(x.equaliser->up()[k]) : 1.0f;
+            out.data[r * out.stride + k] = q.scales[at] * static_cast<float>(code) * factor;
+        }
     }
 }
 

@@ -1,11 +1,11 @@
 // Integer activations as the linear kernels read them. Per row and group of 32 along k: scale = max|x| / levels and
 // q = round-to-nearest-even(x * (levels / max|x|)); the value is scale * q. Beside them what the weights' zeros and
-// minima need.
-//
-// With 1,016 levels q = 8 h + l is stored in two planes of int8, 32 h and then 32 l: a tile of AMX takes 64 products of
-// k in the time of 32, and one row of VNNI waits for memory anyway, so two more digits cost little, and the most likely
-// token is another one at 0.5 % of positions instead of 5 % (docs/lab-notebook.md). AVX2 would pay for them at twice
-// the instructions; it has 127 levels and one plane.
+// minima need. Measured on SmolLM2 (docs/lab-notebook.md), the most likely token is another one than in fp32 at
+//   4.5 % of positions with 127 levels, one plane of int8;
+//   1.7 % with 127 levels of equalised activations (equaliser.hpp): x and the value are those of x * 2^-shift;
+//   0.6 % with 1,016 levels: q = 8 h + l in two planes, 32 h and then 32 l.
+// VNNI takes equalised ones for 4-bit weights, which have room for the shifts, and two planes for the others. A tile of
+// AMX does 64 products of k in the time of 32: two planes are nearly free there. AVX2 has one plane.
 //
 // Rows lie in blocks of about equal size: [block, group, row of block, codes]. So the rows of a micro-kernel are
 // constant offsets from one pointer, and an AMX tile of activations is 1,024 contiguous bytes.
@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "equaliser.hpp"
 #include "kernels.hpp"
 #include "simd.hpp"
 
@@ -27,7 +28,12 @@ constexpr int quant_planes = 2;
 #endif
 constexpr int quant_step = quant_planes == 2 ? 8 : 1;  // what a unit of h is worth
 constexpr float quant_levels = 127.0f * quant_step;
-constexpr std::int64_t quant_nbytes = quant_planes * quant_group;  // codes of one row and group
+constexpr std::int64_t quant_nbytes = quant_planes * quant_group;  // codes of one row and group, all planes
+#if LEGATO_ISA_AVX512
+constexpr bool quant_equalises = true;
+#else
+constexpr bool quant_equalises = false;
+#endif
 #if LEGATO_ISA_AMX
 constexpr std::int64_t quant_block_rows = 16;  // of a tile
 #else
@@ -36,13 +42,19 @@ constexpr std::int64_t quant_block_rows = 12;  // at most; a multiple of every m
 
 // From some row of some block on; `stride` rows are between two groups of a row.
 struct QuantisedRows {
-    std::int8_t* codes;          // [group, row, plane, 32]
+    std::int8_t* codes;          // [group, row, plane, 32]; `nbytes` a row and group
     float* scales;               // [group, row]
     float* scaled_sums;          // [group, row]: scale * sum of q
     std::int16_t* minus_halves;  // [group, row, 2]: minus the sums of q over k's first and second 16
     std::int64_t stride;
     std::int64_t groups;
+    std::int64_t nbytes;
+    const Equaliser* equaliser;
 };
+
+LEGATO_INLINE std::int64_t coded_nbytes(Coding coding) {
+    return quant_equalises && coding == Coding::int8 ? quant_group : quant_nbytes;
+}
 
 // Rows of a block if there are `rows` in all: split evenly, but for AMX.
 LEGATO_INLINE std::int64_t block_rows(std::int64_t rows) {
@@ -62,15 +74,17 @@ LEGATO_INLINE std::int64_t padded_rows(std::int64_t rows) {
 
 LEGATO_INLINE QuantisedRows rows_from(const Quantised& q, std::int64_t row) {
     const std::int64_t groups = q.cols / quant_group, count = padded_rows(q.rows) * groups, block = block_rows(q.rows);
-    const std::int64_t first = row / block * block * groups + row % block;
+    const std::int64_t first = row / block * block * groups + row % block, nbytes = coded_nbytes(q.coding);
     auto* codes = reinterpret_cast<std::int8_t*>(q.storage);
-    auto* scales = reinterpret_cast<float*>(q.storage + count * quant_nbytes);
+    auto* scales = reinterpret_cast<float*>(q.storage + count * nbytes);
     float* sums = scales + count;
     auto* halves = reinterpret_cast<std::int16_t*>(sums + count);
-    return {codes + first * quant_nbytes, scales + first, sums + first, halves + 2 * first, block, groups};
+    return {
+        codes + first * nbytes, scales + first, sums + first, halves + 2 * first, block, groups, nbytes, q.equaliser};
 }
 
-std::size_t quantised_nbytes(std::int64_t rows, std::int64_t cols);
+std::size_t quantised_nbytes(std::int64_t rows, std::int64_t cols, Coding coding);
+void decode(const Quantised& x, const Rows& out);
 void quantise(const Rows& x, const Quantised& out);
 void quantise_rows(const Rows& x, const Quantised& out, std::int64_t begin, std::int64_t end);
 

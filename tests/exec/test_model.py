@@ -17,6 +17,7 @@ from legato.errors import ConfigError, ModelNotFound, OutOfMemory
 if not ISAS:
     pytest.skip("the native kernels are not built", allow_module_level=True)
 
+from legato._native import isa
 from legato.exec.model import LoadedModel, load_model
 
 
@@ -47,6 +48,21 @@ def test_quantised_weights_answer_and_are_smaller(qwen2: Path, quantize: Any) ->
     small = load_model(qwen2, kv_tokens=256, threads=1, quantize=quantize)
     assert small.footprint.weights < 0.35 * whole.footprint.weights
     assert 0 <= greedy(small, [5, 6, 7]) < 256
+
+
+def test_an_engines_limits_do_not_show_in_its_answers(qwen2: Path) -> None:
+    """The powers that equalise activations are chosen by one step at load: the same for any pool, step and threads."""
+    models = [
+        load_model(qwen2, quantize="int4", kv_tokens=32, max_num_batched_tokens=4, max_num_seqs=1, threads=1),
+        load_model(qwen2, quantize="int4", kv_tokens=512, max_num_batched_tokens=256, max_num_seqs=8, threads=2),
+    ]
+    shifts = [model.backend.program.shifts for model in models]
+    assert shifts[0] == shifts[1]
+    if isa() == "avx512":
+        assert len(shifts[0]) == 4 * len(models[0].spec.layers)  # the head has 8 bits
+        assert any(any(exponents) for exponents in shifts[0])
+    else:
+        assert shifts == [[], []]
 
 
 def test_the_pool_is_by_default_every_sequence_at_full_length(qwen2: Path) -> None:

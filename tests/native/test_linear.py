@@ -74,25 +74,36 @@ GROUPED = [
 FORMATS: list[Grouped | Dense] = [*GROUPED, Dense("f32"), Dense("f16"), Dense("bf16")]
 
 
-def levels() -> int:
-    """Largest code of the activations: AVX2 has one plane of int8, the others 3 bits more."""
-    return 127 if _native.isa() == "avx2" else 1016
+def equalises(form: Grouped) -> bool:
+    """Whether inputs of this format are divided by powers of two before they are coded: codes need 4 spare bits."""
+    return _native.isa() == "avx512" and form.bits == 4 and form.group == 32
 
 
-def quantised(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def levels(form: Grouped) -> int:
+    """Largest code of the activations: one plane of int8 on AVX2 and where they are equalised, else 3 bits more."""
+    return 127 if _native.isa() == "avx2" or equalises(form) else 1016
+
+
+def quantised(x: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray]:
     """Codes [rows, cols] and scales [rows, cols / 32] of the activations, by the definition."""
     groups = x.reshape(x.shape[0], -1, 32)
     largest = np.abs(groups).max(2)
     safe = np.where(largest > 0, largest, F32(1))
-    codes = np.rint(groups * (F32(levels()) / safe)[:, :, None]) * (largest > 0)[:, :, None]
-    return codes.reshape(x.shape).astype(np.int64), largest / F32(levels())
+    codes = np.rint(groups * (F32(top) / safe)[:, :, None]) * (largest > 0)[:, :, None]
+    return codes.reshape(x.shape).astype(np.int64), largest / F32(top)
 
 
-def oracle(values: np.ndarray, x: np.ndarray, int8: bool) -> np.ndarray:
-    if int8:
-        codes, scales = quantised(x)
-        x = codes * np.repeat(scales.astype(np.float64), 32, 1)
+def oracle(form: Grouped | Dense, values: np.ndarray, x: np.ndarray, shifts: np.ndarray | None = None) -> np.ndarray:
+    """The product with activations as the int8 mode codes them."""
+    if isinstance(form, Grouped):
+        factor = np.exp2(shifts.astype(F32)) if shifts is not None and equalises(form) else np.ones(x.shape[1], F32)
+        codes, scales = quantised(x / factor, levels(form))
+        x = codes * np.repeat(scales.astype(np.float64), 32, 1) * factor
     return x.astype(np.float64) @ values.astype(np.float64).T
+
+
+def some_shifts(cols: int, seed: int = 2) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 5, cols).astype(np.uint8)
 
 
 def activations(rows: int, cols: int, seed: int = 1) -> np.ndarray:
@@ -124,9 +135,37 @@ def test_a_linear_layer_is_the_product_with_the_dequantised_weight(isa: str, for
         for rows in (1, 2, 5, 13, 33):
             x = activations(rows, cols)
             y = packed.linear(x, activations=mode, threads=2)
-            want = oracle(values, x, int8=mode == "int8" and isinstance(form, Grouped))
+            want = oracle(form, values, x) if mode == "int8" else x.astype(np.float64) @ values.astype(np.float64).T
             bound = 2e-6 * np.abs(x).max() * np.abs(values).max() * cols
             assert np.abs(y - want).max() <= bound, (outputs, cols, rows)
+
+
+@pytest.mark.parametrize("form", GROUPED, ids=lambda form: form.name)
+def test_equalised_columns_are_coded_at_their_own_scale(isa: str, form: Grouped) -> None:
+    """Columns 16 times as large as the others: their shifts give those 4 bits more, where the weights have room."""
+    for outputs, cols in ((37, 96), (48, 544)):
+        packed, values = form.make(outputs, cols)
+        shifts = some_shifts(cols)
+        for rows in (1, 2, 5, 13, 24, 25, 33):
+            x = activations(rows, cols) * np.exp2(shifts.astype(F32))
+            y = packed.linear(x, shifts=shifts, threads=2)
+            bound = 2e-6 * np.abs(x).max() * np.abs(values).max() * cols
+            assert np.abs(y - oracle(form, values, x, shifts)).max() <= bound, (outputs, cols, rows)
+
+
+@pytest.mark.skipif("avx512" not in _native.isas(), reason="only AVX-512 equalises")
+def test_a_large_column_costs_its_group_no_precision_once_it_is_equalised() -> None:
+    before = _native.isa()
+    _native.set_isa("avx512")
+    try:
+        packed, values = GROUPED[0].make(64, 160)
+        shifts = np.where(np.arange(160) % 32 == 7, 4, 0).astype(np.uint8)
+        x = activations(20, 160) * np.exp2(shifts.astype(F32))
+        exact = x.astype(np.float64) @ values.astype(np.float64).T
+        plain, equalised = (np.std(packed.linear(x, shifts=s) - exact) for s in (None, shifts))
+        assert equalised < 0.6 * plain
+    finally:
+        _native.set_isa(before)
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
@@ -139,12 +178,13 @@ def test_a_row_keeps_its_bits_in_any_company(form: Grouped | Dense, mode: str, d
     x = activations(64, 160)
     chosen = data.draw(st.lists(st.integers(0, 63), min_size=1, max_size=64))
     threads = data.draw(st.integers(1, 3))
+    shifts = some_shifts(160)
     before = _native.isa()
     try:
         for name in _native.isas():
             _native.set_isa(name)
-            whole = packed.linear(x, activations=mode, threads=1)
-            some = packed.linear(np.ascontiguousarray(x[chosen]), activations=mode, threads=threads)
+            whole = packed.linear(x, activations=mode, shifts=shifts, threads=1)
+            some = packed.linear(np.ascontiguousarray(x[chosen]), activations=mode, shifts=shifts, threads=threads)
             assert np.array_equal(some.view(np.uint32), whole[chosen].view(np.uint32)), name
     finally:
         _native.set_isa(before)
@@ -153,8 +193,9 @@ def test_a_row_keeps_its_bits_in_any_company(form: Grouped | Dense, mode: str, d
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
 @pytest.mark.parametrize("mode", ["int8", "f32"])
 def test_every_instruction_set_with_fused_multiply_add_gives_the_same_bits(form: Grouped | Dense, mode: str) -> None:
-    # AVX2's integer activations are coarser, so it agrees with the others in fp32 only.
-    names = [name for name in FUSED_ISAS if name != "avx2" or mode == "f32" or isinstance(form, Dense)]
+    # Integer activations are coded as fits the instruction set: AVX2's are coarser, AVX-512's are equalised for 4 bits.
+    others = {"avx2", "avx512"} if form.name.startswith("w4") else {"avx2"}
+    names = [name for name in FUSED_ISAS if name not in others or mode == "f32" or isinstance(form, Dense)]
     if len(names) < 2:
         pytest.skip("needs two such instruction sets")
     before = _native.isa()
@@ -179,9 +220,12 @@ def test_extreme_codes_and_activations_do_not_overflow(isa: str) -> None:
         scale = np.ones((16, cols // form.group), F32)
         minimum = np.zeros_like(scale) if form.minimum else None
         packed = Matrix.pack_grouped(q, scale, minimum, zero=form.zero, bits=form.bits, group=form.group)
+        top = levels(form) * (16 if equalises(form) else 1)
+        shifts = np.full(cols, 4, np.uint8)
         for sign in (1, -1):
-            y = packed.linear(np.full((20, cols), sign * levels(), F32), threads=2)
-            assert (y == sign * levels() * cols * (form.top - form.zero)).all(), (form.name, sign)
+            for rows in (1, 20, 40):
+                y = packed.linear(np.full((rows, cols), sign * top, F32), shifts=shifts, threads=2)
+                assert (y == sign * top * cols * (form.top - form.zero)).all(), (form.name, sign)
 
 
 needs_amx = pytest.mark.skipif("amx" not in _native.isas(), reason="bf16 activations need AMX")
@@ -289,6 +333,8 @@ BAD: dict[str, Callable[[], object]] = {
     "wrong dtype": lambda: Matrix.pack_dense(np.zeros((2, 3), F32), dtype="bf16"),
     "x columns": lambda: GROUPED[0].make(2, 64)[0].linear(np.zeros((1, 32), F32)),
     "activations": lambda: GROUPED[0].make(2, 64)[0].linear(np.zeros((1, 64), F32), activations="int4"),
+    "shifts": lambda: GROUPED[0].make(2, 64)[0].linear(np.zeros((1, 64), F32), shifts=np.zeros(32, np.uint8)),
+    "shift": lambda: GROUPED[0].make(2, 64)[0].linear(np.zeros((1, 64), F32), shifts=np.full(64, 5, np.uint8)),
     "id": lambda: GROUPED[0].make(2, 64)[0].gather(np.array([2], np.int32)),
     "negative id": lambda: GROUPED[0].make(2, 64)[0].gather(np.array([-1], np.int32)),
 }

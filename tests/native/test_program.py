@@ -207,6 +207,7 @@ def test_a_decoder_gives_the_same_bits_in_any_chunks(isa: str, quantised: bool, 
 
     def logits(sizes: list[int], threads: int, company: bool) -> np.ndarray:
         program = tiny_decoder(2, quantised=quantised, activations=activations)
+        program.equalise([[(k + i) % 5 for k in range(len(old))] for i, old in enumerate(program.shifts)])
         at = 0
         for size in sizes:
             ids, positions = tokens[at : at + size], np.arange(at, at + size, dtype=I32)
@@ -222,6 +223,32 @@ def test_a_decoder_gives_the_same_bits_in_any_chunks(isa: str, quantised: bool, 
     for sizes in ([1] * 40, [39, 1], [7, 16, 17], [16, 16, 8]):
         for threads in (1, 2):
             np.testing.assert_array_equal(logits(sizes, threads, threads == 2), whole)
+
+
+@pytest.mark.skipif("avx512" not in _native.isas(), reason="only AVX-512 equalises")
+def test_shifts_are_chosen_for_columns_that_are_always_large() -> None:
+    before = _native.isa()
+    _native.set_isa("avx512")
+    try:
+        table = np.random.default_rng(0).standard_normal((16, 64)).astype(np.float32)
+        table[:, [3, 40]] *= [30, 4]
+        table[0] *= 1000  # one token of giants does not decide
+        program = _native.Program(_native.KvCache(1, 4, 16, 1, 8), max_rows=16, max_logit_rows=1, max_seqs=1)
+        x = program.embed(_native.Matrix.pack_dense(table, dtype="f32"))
+        program.seal(program.linear(x, [weight(16, 64, 1, quantised=True)]))
+        ids = np.arange(16, dtype=I32)
+        (chosen,) = program.choose_shifts(ids, ids, np.array([0, 16], I32), np.zeros((1, 1), I32), ids[:1])
+        assert chosen[3] >= 3 and chosen[40] >= 1
+        assert max(shift for k, shift in enumerate(chosen) if k not in (3, 40)) <= 1
+        assert program.shifts == [[0] * 64]
+        program.equalise([chosen])
+        assert program.shifts == [chosen]
+        for bad in ([], [chosen, chosen], [chosen[:-1]], [[5] * 64]):
+            with pytest.raises(ValueError, match="shift"):
+                program.equalise(bad)
+        assert program.shifts == [chosen]
+    finally:
+        _native.set_isa(before)
 
 
 def test_a_result_outlives_its_program() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from legato._native import isa
 from legato.errors import ConfigError
-from legato.exec.cpu.backend import Activations, CpuBackend, make_kv, record
+from legato.exec.cpu.backend import Activations, CpuBackend, choose_shifts, make_kv, record
 from legato.exec.cpu.pack import Progress, load_nbytes, pack_weights, packed_nbytes
 from legato.exec.executor import ModelExecutor
 from legato.exec.kv import KvDtype, KvLayout, default_pool_blocks
@@ -115,9 +115,11 @@ def load_model(
         kv=blocks * layout.block_bytes,
         scratch=scratch_nbytes,
     )
+    shifts = choose_shifts(spec, weights, activations=activations, threads=threads)
     kv = make_kv(layout, blocks)
     kv.touch()
     program = record(spec, weights, kv, activations=activations, **limits)
+    program.equalise(shifts)
     backend = CpuBackend(program, kv, weights, threads)
     return LoadedModel(
         spec=spec,

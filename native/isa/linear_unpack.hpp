@@ -1,0 +1,67 @@
+// Packed 4-bit weights to bytes.
+#pragma once
+
+#include "linear_int.hpp"
+
+namespace legato::LEGATO_ISA {
+
+#if LEGATO_ISA_AVX512 || LEGATO_ISA_AMX
+
+LEGATO_INLINE __m512i splat_dword(const void* p) {
+    std::int32_t dword;
+    std::memcpy(&dword, p, sizeof dword);
+    return _mm512_set1_epi32(dword);
+}
+
+// One quad of k times 2^shift: the even columns' counts and the odd ones', from memory. Codes are below 16.
+LEGATO_INLINE __m512i shift_quad(__m512i codes, const std::uint32_t* counts) {
+    const __m512i bytes = _mm512_set1_epi16(0x00ff);
+    const __m512i even = _mm512_sllv_epi16(_mm512_and_si512(codes, bytes), splat_dword(counts));
+    return _mm512_or_si512(even, _mm512_sllv_epi16(_mm512_andnot_si512(bytes, codes), splat_dword(counts + 1)));
+}
+
+// Four quads of k in the low nibbles and four in the high ones, to bytes; with `counts` times 2^shift (see Equaliser).
+LEGATO_INLINE void unpack_group(const std::byte* panel, const std::uint32_t* counts, std::byte* out) {
+    const __m512i low = _mm512_set1_epi8(15);
+    const auto put = [&](int quad, __m512i codes) __attribute__((always_inline)) {
+        _mm512_store_si512(out + 64 * quad, counts != nullptr ? shift_quad(codes, counts + 2 * quad) : codes);
+    };
+    unroll<4>([&](auto v) __attribute__((always_inline)) {
+        const __m512i packed = _mm512_loadu_si512(panel + 64 * v);
+        put(v, _mm512_and_si512(packed, low));
+        put(v + 4, _mm512_and_si512(_mm512_srli_epi16(packed, 4), low));
+    });
+}
+
+#else
+
+// Without shifts: kernels for which that is written do not equalise.
+LEGATO_INLINE void unpack_group(const std::byte* panel, const std::uint32_t*, std::byte* out) {
+    for (int j = 0; j < 256; ++j) {
+        out[j] = panel[j] & std::byte{15};
+        out[j + 256] = panel[j] >> 4;
+    }
+}
+
+#endif
+
+// For many rows a panel of nibbles is first unpacked to bytes, as IntWeights::q4_bytes: the 8-bit format, scales in
+// fp32.
+inline PanelLayout unpack_nibbles(const PanelLayout& w, const std::byte* panel, const std::uint32_t* counts,
+                                  std::byte* out) {
+    PanelLayout unpacked = w;
+    unpacked.kind = WeightKind::q8;
+    unpacked.half_scales = false;
+    unpacked.group_nbytes = 512 + 64 * (w.has_minimum ? 2 : 1);
+    const std::int64_t codes = code_nbytes(w), factors = factor_nbytes(w);
+    for (std::int64_t g = 0; g < w.cols / 32; ++g, panel += w.group_nbytes, out += unpacked.group_nbytes) {
+        fetch_ahead(panel, w.group_nbytes);
+        unpack_group(panel, counts, out);
+        if (counts != nullptr) counts += 16;
+        load_factors(panel + codes, w.half_scales, reinterpret_cast<float*>(out + 512));
+        if (w.has_minimum) load_factors(panel + codes + factors, w.half_scales, reinterpret_cast<float*>(out + 576));
+    }
+    return unpacked;
+}
+
+}  // namespace legato::LEGATO_ISA
