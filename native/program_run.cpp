@@ -212,7 +212,7 @@ float* Program::run(const StepInput& input, int threads) {
 // `chosen`: if not null, shifts of every copy.
 void Program::replay(int threads, Shifts* chosen) {
     const bool profiling = profiling_;
-    Team team;
+    Team team(threads);
 #pragma omp parallel num_threads(threads)
     {
         const TeamScope scope(team);

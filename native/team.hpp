@@ -3,16 +3,21 @@
 // microseconds), and waits as it is told: a short spin, then sleep, so that a busy machine is not kept busier.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <vector>
 
 namespace legato {
 
 struct Team {
-    // Loop k takes items from counter k % 2; the other is reset meanwhile.
+    explicit Team(int threads) : own(static_cast<std::size_t>(threads)) {}
+
     struct alignas(64) Counter {
-        std::int64_t next;
+        std::int64_t next = 0;
     };
-    Counter counters[2] = {};
+    // Loop k takes items from counter k % 2, of the team or of one thread's range; the other is reset meanwhile.
+    std::array<Counter, 2> shared;
+    std::vector<std::array<Counter, 2>> own;
     alignas(64) std::int32_t arrived = 0;
     alignas(64) std::int32_t phase = 0;  // barriers passed
     std::int32_t sleepers = 0;

@@ -126,9 +126,11 @@ LEGATO_INLINE void widen_block(const Half* from, std::int64_t n, float* to) {  /
 template <class T>
 class Item {
   public:
-    Item(const AttentionArgs& args, const AttentionGroup& group, std::byte* scratch)
+    // `next`: what this thread will probably do after this item, or null.
+    Item(const AttentionArgs& args, const AttentionGroup& group, const AttentionGroup* next, std::byte* scratch)
         : a_(args),
           group_(group),
+          next_(next),
           heads_(args.heads / args.kv.kv_heads),
           rows_(group.rows * heads_),
           dim_(args.kv.head_dim),
@@ -216,19 +218,52 @@ class Item {
     void run_split_on_vectors(std::int64_t start) {
         for_tiles(start, [&](std::int64_t at, const Tile<T>& tile, std::int64_t first, std::int64_t last) {
             if (wide()) {
-                score_tile(start, at, widen_keys(tile, first, last));
+                score_tile(start, at, widen_keys(tile, first, last), nullptr);
             } else {
-                score_tile(start, at, tile);
+                const Ahead<T> ahead = ahead_of_scores(tile, start, at + kTileKeys);
+                score_tile(start, at, tile, &ahead);
             }
         });
         for_register_blocks([&](auto r, std::int64_t m) { softmax_rows(r, m, start); });
         for_tiles(start, [&](std::int64_t at, const Tile<T>& tile, std::int64_t first, std::int64_t last) {
             if (wide()) {
-                weigh_tile(start, at, widen_values(tile, first, last));
+                weigh_tile(start, at, widen_values(tile, first, last), nullptr);
             } else {
-                weigh_tile(start, at, tile);
+                Ahead<T> ahead;
+                const bool more = ahead_of_values(start, at, ahead);
+                weigh_tile(start, at, tile, more ? &ahead : nullptr);
             }
         });
+    }
+
+    // While a tile is scored: its values, and the keys of the split's next tile if there is one.
+    Ahead<T> ahead_of_scores(const Tile<T>& tile, std::int64_t start, std::int64_t next) const {
+        Ahead<T> ahead;
+        const Visible seen = next < kSplitKeys ? span(0, rows_, start + next, kTileKeys) : Visible{0, 0};
+        const Tile<T> following = seen.first < seen.last ? locate_seen(group_, start + next, seen) : tile;
+        for (int b = 0; b < kTileBlocks; ++b) {
+            ahead.keys[b] = following.keys[b];
+            ahead.values[b] = tile.values[b];
+        }
+        return ahead;
+    }
+
+    // While a tile's values are summed up: the keys of the same tile of the next split, or of the next item's first.
+    bool ahead_of_values(std::int64_t start, std::int64_t at, Ahead<T>& ahead) const {
+        const AttentionGroup* group = &group_;
+        std::int64_t from = start + kSplitKeys + at;
+        Visible seen = span(0, rows_, from, kTileKeys);
+        if (seen.first >= seen.last) {
+            if (next_ == nullptr) return false;
+            group = next_;
+            from = next_->first_split * kSplitKeys + at;
+            seen = {0, a_.step->positions[next_->row] + 1 - from};
+            if (seen.last > kTileKeys) seen.last = kTileKeys;
+            if (seen.last <= 0) return false;
+        }
+        const Tile<T> tile = locate_seen(*group, from, seen);
+        for (int b = 0; b < kTileBlocks; ++b) ahead.keys[b] = tile.keys[b];
+        return true;
     }
 
     void run_split_on_tiles(std::int64_t start) {
@@ -282,7 +317,7 @@ class Item {
             const Visible seen = span(0, rows_, start + at, kTileKeys);
             if (seen.first >= seen.last) continue;
             const std::int64_t first = seen.first / kKeyLanes, last = (seen.last + kKeyLanes - 1) / kKeyLanes;
-            f(at, locate(start + at, first, last), first, last);
+            f(at, locate(group_, start + at, first, last), first, last);
         }
     }
 
@@ -313,13 +348,14 @@ class Item {
     }
 
     template <class U>
-    void score_tile(std::int64_t start, std::int64_t at, const Tile<U>& tile) const {
+    void score_tile(std::int64_t start, std::int64_t at, const Tile<U>& tile,
+                    const std::type_identity_t<Ahead<U>>* ahead) const {
         for_register_blocks([&](auto r, std::int64_t m) __attribute__((always_inline)) {
             const Visible seen = span(m, r, start + at, kTileKeys);
             if (seen.first < seen.last)
                 score_blocks<r>(scratch_.q + m * dim_, dim_, tile, dim_, static_cast<int>(seen.first / kKeyLanes),
                                 static_cast<int>((seen.last + kKeyLanes - 1) / kKeyLanes),
-                                scratch_.scores + m * kSplitKeys + at);
+                                scratch_.scores + m * kSplitKeys + at, m == 0 ? ahead : nullptr);
         });
     }
 
@@ -338,13 +374,14 @@ class Item {
     }
 
     template <class U>
-    void weigh_tile(std::int64_t start, std::int64_t at, const Tile<U>& tile) const {
+    void weigh_tile(std::int64_t start, std::int64_t at, const Tile<U>& tile,
+                    const std::type_identity_t<Ahead<U>>* ahead) const {
         for_register_blocks([&](auto r, std::int64_t m) __attribute__((always_inline)) {
             const Visible seen = span(m, r, start + at, kTileKeys);
             if (seen.first >= seen.last) return;
             const bool fresh = span(m, r, start, kSplitKeys).first >= at;  // no earlier tile of the split was seen
             weigh_dims<r>(scratch_.scores + m * kSplitKeys + at, tile, padded_dim_, seen, fresh,
-                          scratch_.part.out + m * padded_dim_);
+                          scratch_.part.out + m * padded_dim_, m == 0 ? ahead : nullptr);
         });
     }
 
@@ -352,19 +389,23 @@ class Item {
     bool wide() const { return !std::is_same_v<T, float> && rows_ >= kWidenRows; }
 
     // Where sub-blocks [first, last) of a tile lie; the others, which nobody reads, point to one of these.
-    Tile<T> locate(std::int64_t start, std::int64_t first, std::int64_t last) const {
+    Tile<T> locate(const AttentionGroup& group, std::int64_t start, std::int64_t first, std::int64_t last) const {
         const KvLayer& kv = a_.kv;
-        const std::int32_t* table = a_.step->block_tables + group_.sequence * a_.step->table_width;
+        const std::int32_t* table = a_.step->block_tables + group.sequence * a_.step->table_width;
         Tile<T> tile;
         for (std::int64_t b = 0; b < kTileBlocks; ++b) {
             const std::int64_t position = start + (b < first ? first : b >= last ? last - 1 : b) * kKeyLanes;
             const std::int64_t token = position % kv.block_tokens;
             const std::int64_t block = table[position / kv.block_tokens];
-            const T* at = reinterpret_cast<const T*>(kv.data + (block * kv.kv_heads + group_.kv_head) * kv.head_nbytes);
+            const T* at = reinterpret_cast<const T*>(kv.data + (block * kv.kv_heads + group.kv_head) * kv.head_nbytes);
             tile.keys[b] = at + token * dim_;
             tile.values[b] = at + kv.block_tokens * dim_ + token * padded_dim_;
         }
         return tile;
+    }
+
+    Tile<T> locate_seen(const AttentionGroup& group, std::int64_t start, const Visible& seen) const {
+        return locate(group, start, seen.first / kKeyLanes, (seen.last + kKeyLanes - 1) / kKeyLanes);
     }
 
     Tile<float> widen_keys(const Tile<T>& tile, std::int64_t first, std::int64_t last) const {
@@ -387,6 +428,7 @@ class Item {
 
     const AttentionArgs& a_;
     const AttentionGroup& group_;
+    const AttentionGroup* next_;
     const std::int64_t heads_;  // query heads that share the kv head
     const std::int64_t rows_;   // query rows: rows of the step times those heads
     const std::int64_t dim_;
@@ -397,9 +439,11 @@ class Item {
 };
 
 template <class T>
-void run_item(const AttentionArgs& a, const AttentionItem& work, std::byte* scratch) {
+void run_item(const AttentionArgs& a, std::int64_t index, std::byte* scratch) {
+    const AttentionItem& work = a.work.items[index];
     AttentionGroup& group = a.work.groups[work.group];
-    Item<T> item(a, group, scratch);
+    const bool last = index + 1 == a.work.item_count;
+    Item<T> item(a, group, last ? nullptr : &a.work.groups[a.work.items[index + 1].group], scratch);
     if (work.split < 0) {
         item.run_all();
         return;
@@ -414,11 +458,11 @@ void run_item(const AttentionArgs& a, const AttentionItem& work, std::byte* scra
 void attention(const AttentionArgs& args) {
     std::byte* scratch = args.thread_scratch + static_cast<std::size_t>(omp_get_thread_num()) * args.thread_nbytes;
     if (args.kv.type == KvType::f16) TilesOf<Half>::configure();
-    team_for(args.work.item_count, [&](std::int64_t i) {
+    team_for_ranges(args.work.item_count, [&](std::int64_t i) {
         if (args.kv.type == KvType::f16) {
-            run_item<Half>(args, args.work.items[i], scratch);
+            run_item<Half>(args, i, scratch);
         } else {
-            run_item<float>(args, args.work.items[i], scratch);
+            run_item<float>(args, i, scratch);
         }
     });
     if (args.kv.type == KvType::f16) TilesOf<Half>::release();

@@ -34,9 +34,22 @@ struct Tile {
     const T* values[kTileBlocks];  // each [16][padded_dim]
 };
 
-// scores[r][16 b + key] for `Blocks` sub-blocks. Loop: dimensions; inside, all rows against all vectors of keys.
+// Sub-blocks that will be read next, fetched a little at a time while a tile is computed: the few rows of a decode wait
+// for memory otherwise. Null: nothing to fetch.
+template <class T>
+struct Ahead {
+    const T* keys[kTileBlocks];
+    const T* values[kTileBlocks];
+};
+
+constexpr std::int64_t kLine = 64;  // bytes
+
+// scores[r][16 b + key] for `Blocks` sub-blocks, the first of which is `first`. Loop: dimensions; inside, all rows
+// against all vectors of keys.
 template <int R, int Blocks, class T>
-LEGATO_INLINE void score(const float* q, std::int64_t q_stride, const T* const* keys, std::int64_t dim, float* scores) {
+LEGATO_INLINE void score(const float* q, std::int64_t q_stride, const Tile<T>& tile, int first, std::int64_t dim,
+                         float* scores, const Ahead<T>* ahead) {
+    const T* const* keys = tile.keys + first;
     constexpr int kVecs = Blocks * kKeyVecs;
     Vec sums[R][kVecs];
     unroll<R>([&](auto r) __attribute__((always_inline)) {
@@ -47,6 +60,12 @@ LEGATO_INLINE void score(const float* q, std::int64_t q_stride, const T* const* 
         unroll<kVecs>([&](auto j) __attribute__((always_inline)) {
             k[j] = load(keys[j / kKeyVecs] + d * kKeyLanes + j % kKeyVecs * kLanes);
         });
+        // As much of each sub-block's values and of the next keys as this round reads of its keys.
+        if (ahead != nullptr && d * kKeyLanes * std::int64_t{sizeof(T)} % kLine == 0)
+            unroll<Blocks>([&](auto b) __attribute__((always_inline)) {
+                __builtin_prefetch(ahead->values[first + b] + d * kKeyLanes);
+                __builtin_prefetch(ahead->keys[first + b] + d * kKeyLanes);
+            });
         unroll<R>([&](auto r) __attribute__((always_inline)) {
             const Vec x = splat(q[r * q_stride + d]);
             unroll<kVecs>([&](auto j) __attribute__((always_inline)) { sums[r][j] = fma(x, k[j], sums[r][j]); });
@@ -67,21 +86,21 @@ struct Visible {
 // All scores of R rows against sub-blocks [first, last).
 template <int R, class T>
 LEGATO_INLINE void score_blocks(const float* q, std::int64_t q_stride, const Tile<T>& tile, std::int64_t dim, int first,
-                                int last, float* scores) {
+                                int last, float* scores, const Ahead<T>* ahead) {
     constexpr int kStep = kRegisterVecs / kKeyVecs > 1 ? kRegisterVecs / kKeyVecs : 1;
     int b = first;
     if constexpr (kStep >= 4)
-        for (; b + 4 <= last; b += 4) score<R, 4>(q, q_stride, tile.keys + b, dim, scores + b * kKeyLanes);
+        for (; b + 4 <= last; b += 4) score<R, 4>(q, q_stride, tile, b, dim, scores + b * kKeyLanes, ahead);
     if constexpr (kStep >= 2)
-        for (; b + 2 <= last; b += 2) score<R, 2>(q, q_stride, tile.keys + b, dim, scores + b * kKeyLanes);
-    for (; b < last; ++b) score<R, 1>(q, q_stride, tile.keys + b, dim, scores + b * kKeyLanes);
+        for (; b + 2 <= last; b += 2) score<R, 2>(q, q_stride, tile, b, dim, scores + b * kKeyLanes, ahead);
+    for (; b < last; ++b) score<R, 1>(q, q_stride, tile, b, dim, scores + b * kKeyLanes, ahead);
 }
 
 // out[r][:] += sum over keys [first, last) of weights[r][key] * value[key][:], for `Vecs` vectors of dimensions; from
 // zero if `fresh`. Loop: keys; inside, all rows against all vectors.
 template <int R, int Vecs, class T>
 LEGATO_INLINE void weigh(const float* weights, const T* const* values, std::int64_t padded_dim, const Visible& seen,
-                         bool fresh, float* out) {
+                         bool fresh, float* out, const Ahead<T>* ahead) {
     Vec sums[R][Vecs];
     if (fresh) {
         unroll<R>([&](auto r) __attribute__((always_inline)) {
@@ -98,6 +117,10 @@ LEGATO_INLINE void weigh(const float* weights, const T* const* values, std::int6
         const std::int64_t stop = (block + 1) * kKeyLanes < seen.last ? (block + 1) * kKeyLanes : seen.last;
         const T* v = values[block] + key % kKeyLanes * padded_dim;
         for (; key < stop; ++key, v += padded_dim) {
+            if (ahead != nullptr)
+                for (std::int64_t line = 0; line < Vecs * kLanes * std::int64_t{sizeof(T)}; line += kLine)
+                    __builtin_prefetch(reinterpret_cast<const char*>(ahead->keys[block] + key % kKeyLanes * padded_dim) +
+                                       line);
             Vec x[Vecs];
             unroll<Vecs>([&](auto j) __attribute__((always_inline)) { x[j] = load(v + j * kLanes); });
             unroll<R>([&](auto r) __attribute__((always_inline)) {
@@ -114,12 +137,14 @@ LEGATO_INLINE void weigh(const float* weights, const T* const* values, std::int6
 
 template <int R, class T>
 LEGATO_INLINE void weigh_dims(const float* weights, const Tile<T>& tile, std::int64_t padded_dim, const Visible& seen,
-                              bool fresh, float* out) {
+                              bool fresh, float* out, const Ahead<T>* ahead) {
     std::int64_t d = 0;
     const auto step = [&](auto vecs) __attribute__((always_inline)) {
         const T* values[kTileBlocks];
         for (int b = 0; b < kTileBlocks; ++b) values[b] = tile.values[b] + d;
-        weigh<R, vecs>(weights, values, padded_dim, seen, fresh, out + d);
+        Ahead<T> columns;
+        for (int b = 0; b < kTileBlocks && ahead != nullptr; ++b) columns.keys[b] = ahead->keys[b] + d;
+        weigh<R, vecs>(weights, values, padded_dim, seen, fresh, out + d, ahead != nullptr ? &columns : nullptr);
         d += vecs * kLanes;
     };
     while (d + kRegisterVecs * kLanes <= padded_dim) step(std::integral_constant<int, kRegisterVecs>{});

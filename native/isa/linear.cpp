@@ -22,6 +22,7 @@
 #endif
 #include "linear_peak.hpp"
 #include "quantised.hpp"
+#include "team_loop.hpp"
 
 namespace legato::LEGATO_ISA {
 namespace {
@@ -36,7 +37,7 @@ constexpr bool int_unpacks = true;
 #else
 constexpr bool int_unpacks = false;
 #endif
-constexpr int64_t few_rows = 25;              // below, items are chunks of weight, read once: decode
+constexpr int64_t few_rows = 13;              // below, items are chunks of weight, read once: decode
 constexpr int64_t item_nbytes = 12 << 10;     // of weight, for few rows
 constexpr int64_t unpacked_most = 512 << 10;  // of an item's unpacked weights, which stay in L2
 
@@ -374,8 +375,7 @@ void linear(const Matrix* const* parts, int part_count, const Rows& x, const Qua
         configure_tiles();
     }
 #endif
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t i = 0; i < items; ++i) {
+    team_for_ranges(items, [&](int64_t i) {
         int index = 0;
         int64_t left = i;
         Part part = part_at(0, 0);
@@ -399,7 +399,7 @@ void linear(const Matrix* const* parts, int part_count, const Rows& x, const Qua
         } else {
             int_item(call, part, panel, panel_end, row, row_end, unpacked);
         }
-    }
+    });
 #if LEGATO_ISA_AMX
     if (tiles) _tile_release();
 #endif

@@ -37,9 +37,9 @@ LEGATO_INLINE std::int64_t unpacked_nbytes(const PanelLayout& w) {
 }
 
 // Weights that come from memory are fetched this far ahead, across the pages at which the hardware's own prefetching
-// stops (measured: a twelfth of a decode step at one row, a third at eight).
+// stops (measured on a Zen 5: a decode step of 8 takes 4.3 ms, 5.0 without).
 LEGATO_INLINE void fetch_ahead(const std::byte* at, std::int64_t nbytes) {
-    for (std::int64_t line = 0; line < nbytes; line += 64) __builtin_prefetch(at + 2048 + line);
+    for (std::int64_t line = 0; line < nbytes; line += 64) __builtin_prefetch(at + 8192 + line);
 }
 
 // scale_a * sum of a of row `r` over weight group `g`: half of an activation group if the weight's groups are of 16.

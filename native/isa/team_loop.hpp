@@ -2,6 +2,8 @@
 // before all items are done.
 #pragma once
 
+#include <array>
+
 #include "isa/simd.hpp"
 #include "team.hpp"
 
@@ -34,6 +36,17 @@ LEGATO_INLINE void team_barrier(TeamMember& member) {
     team_sleep(team, seen);
 }
 
+// The number of this loop. Everybody has left the loop before it, whose counters the next one will use.
+LEGATO_INLINE std::int64_t begin_loop(TeamMember& member) {
+    const std::int64_t loop = member.loop++;
+    const auto reset = [&](std::array<Team::Counter, 2>& counters) {
+        __atomic_store_n(&counters[static_cast<std::size_t>((loop + 1) % 2)].next, 0, __ATOMIC_RELAXED);
+    };
+    if (member.thread == 0) reset(member.team->shared);
+    reset(member.team->own[static_cast<std::size_t>(member.thread)]);
+    return loop;
+}
+
 // Calls f(0) ... f(count - 1), each once, by whichever thread is free; the first items go to the threads in order.
 template <class F>
 LEGATO_INLINE void team_for(std::int64_t count, F&& f) {
@@ -47,14 +60,32 @@ LEGATO_INLINE void team_for(std::int64_t count, F&& f) {
         for (std::int64_t i = 0; i < count; ++i) f(i);
         return;
     }
-    Team& team = *member->team;
-    const std::int64_t loop = member->loop++;
-    std::int64_t& next = team.counters[loop % 2].next;
-    // Everybody has left the loop before this one, whose counter the next one will use.
-    if (member->thread == 0) __atomic_store_n(&team.counters[(loop + 1) % 2].next, 0, __ATOMIC_RELAXED);
+    const std::int64_t loop = begin_loop(*member);
+    std::int64_t& next = member->team->shared[static_cast<std::size_t>(loop % 2)].next;
     for (std::int64_t i = member->thread; i < count;) {
         f(i);
         i = count <= member->threads ? count : member->threads + __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
+    }
+    team_barrier(*member);
+}
+
+// The same, but each thread begins with a range of its own, so that what its items read lies in one stretch, and then
+// takes from the others' ranges.
+template <class F>
+LEGATO_INLINE void team_for_ranges(std::int64_t count, F&& f) {
+    TeamMember* member = current_member();
+    if (member == nullptr || member->threads == 1) return team_for(count, f);
+    const auto parity = static_cast<std::size_t>(begin_loop(*member) % 2);
+    const std::int64_t threads = member->threads;
+    for (std::int64_t i = 0; i < threads; ++i) {
+        const std::int64_t owner = (member->thread + i) % threads;
+        const std::int64_t begin = count * owner / threads, end = count * (owner + 1) / threads;
+        std::int64_t& next = member->team->own[static_cast<std::size_t>(owner)][parity].next;
+        while (true) {
+            const std::int64_t item = begin + __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
+            if (item >= end) break;
+            f(item);
+        }
     }
     team_barrier(*member);
 }
