@@ -5,8 +5,6 @@
 
 namespace legato {
 
-enum class Gate : std::uint8_t { silu, gelu_tanh };
-
 struct ElementwiseKernels {
     // out[r, :] = x[r, :] / sqrt(mean(x[r, :]^2) + eps) * weight; `out` and `x` may be the same memory. If `copy` is
     // not null, each row is quantised into it while it is at hand; then `out` may be a single row of the calling thread

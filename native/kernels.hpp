@@ -12,6 +12,8 @@ namespace legato {
 class Equaliser;  // equaliser.hpp
 class Matrix;     // matrix.hpp: a packed weight
 
+enum class Gate : std::uint8_t { silu, gelu_tanh };
+
 // Rows of fp32 activations, `stride` floats apart.
 struct Rows {
     float* data;
@@ -55,6 +57,11 @@ struct LinearKernels {
     // barrier. `scratch` holds `linear_scratch_nbytes` bytes, shared by the team, 64-byte aligned.
     void (*linear)(const Matrix* const* parts, int part_count, const Rows& x, const Quantised* x_coded, const Rows& y,
                    const float* bias, const Rows* residual, std::byte* scratch);
+    // Whether act(gate) * up of one coded input can be had without its parts, coded, and that: `out` has gate.rows()
+    // columns. Scratch as for `linear` of these parts.
+    bool (*fuses_gate)(const Matrix& gate, const Matrix& up);
+    void (*gated_linear)(const Matrix& gate, const Matrix& up, Gate kind, const Quantised& x, const Quantised& out,
+                         std::byte* scratch);
     std::size_t (*linear_scratch_nbytes)(const Matrix* const* parts, int part_count, int threads);
     // y[r, :] = scale * w[ids[r], :]; ids must be in range.
     void (*gather)(const Matrix& w, const std::int32_t* ids, float scale, const Rows& y);

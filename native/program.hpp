@@ -24,8 +24,20 @@
 
 namespace legato {
 
-enum class OpKind : std::uint8_t { embed, rms_norm, quantise, linear, rope_kv, attention, gated, add, softcap, select };
-constexpr std::size_t kOpKinds = 10;
+enum class OpKind : std::uint8_t {
+    embed,
+    rms_norm,
+    quantise,
+    linear,
+    rope_kv,
+    attention,
+    gated,
+    gated_linear,
+    add,
+    softcap,
+    select
+};
+constexpr std::size_t kOpKinds = 11;
 const char* op_name(OpKind kind);
 
 // Read-only fp32 values, kept alive by whoever made them.
@@ -54,6 +66,7 @@ struct Op {
     // A coded copy: that of x, written by `quantise` and read by `linear`; that of out, written by `rms_norm` and
     // `gated` along with it.
     int copy = -1;
+    int out_copy = -1;  // of `gated_linear`, which makes nothing else
     std::vector<std::shared_ptr<const Matrix>> weights = {};
     std::vector<const Matrix*> parts = {};
     FloatArray vector = {};  // norm weight or bias
@@ -160,6 +173,7 @@ class Program {
     void insert_quantise();
     int add_copy(int x);
     void find_only_quantised();
+    void fuse_gates();
     void assign_buffers();
     void place_buffers();
     void size_kernel_scratch();

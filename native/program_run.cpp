@@ -147,6 +147,10 @@ void Program::execute(const Op& op) {
                                     op.vector.data.get(), op.y >= 0 ? &residual : nullptr, scratch);
             break;
         }
+        case OpKind::gated_linear:
+            kernels_->linear.gated_linear(*op.parts[0], *op.parts[1], op.gate, copy, coded(op.out_copy, x.rows),
+                                          scratch);
+            break;
         case OpKind::rope_kv:
             kernels_->attention.rope_kv({.kv = kv_->layer(op.layer),
                                          .step = &step_,
@@ -221,7 +225,8 @@ void Program::replay(int threads, Shifts* chosen) {
         std::vector<bool> seen(chosen != nullptr ? copies_.size() : 0);
         for (const Op& op : ops_) {
             if (rows_of(op.out >= 0 ? op.out : op.x).rows == 0) continue;  // a chunk that ends before its prompt does
-            if (chosen != nullptr && op.kind == OpKind::linear && op.copy >= 0) {
+            const bool reads = op.kind == OpKind::linear || op.kind == OpKind::gated_linear;
+            if (chosen != nullptr && reads && op.copy >= 0) {
                 if (!seen[static_cast<std::size_t>(op.copy)]) choose(op, *chosen);
                 seen[static_cast<std::size_t>(op.copy)] = true;
             }

@@ -38,6 +38,7 @@ void Program::seal(int output) {
     require_activations(kernels_->linear, limits_.activations);
     insert_quantise();
     find_only_quantised();
+    fuse_gates();
     assign_buffers();
     place_buffers();
     size_kernel_scratch();
@@ -100,6 +101,30 @@ void Program::find_only_quantised() {
     }
 }
 
+// A gate and up layer whose product is wanted coded and nowhere else: one operation, if the kernels have it.
+void Program::fuse_gates() {
+    std::vector<int> readers(slots_.size(), 0);
+    for (const Op& op : ops_)
+        for (const int used : {op.x, op.y})
+            if (used >= 0) ++readers[static_cast<std::size_t>(used)];
+    std::vector<Op> ops;
+    for (Op& op : ops_) {
+        Op* made = ops.empty() ? nullptr : &ops.back();
+        if (op.kind == OpKind::gated && op.copy >= 0 && slots_[static_cast<std::size_t>(op.out)].only_quantised &&
+            made != nullptr && made->kind == OpKind::linear && made->out == op.x && made->copy >= 0 &&
+            readers[static_cast<std::size_t>(op.x)] == 1 && made->parts.size() == 2 && !made->vector && made->y < 0 &&
+            kernels_->linear.fuses_gate(*made->parts[0], *made->parts[1])) {
+            made->kind = OpKind::gated_linear;
+            made->gate = op.gate;
+            made->out = -1;
+            made->out_copy = op.copy;
+        } else {
+            ops.push_back(std::move(op));
+        }
+    }
+    ops_ = std::move(ops);
+}
+
 // Gives each slot a buffer. An operation that reads its input elementwise or row by row writes over it if nobody needs
 // it any more: a residual, a sum, a norm, a soft-cap.
 void Program::assign_buffers() {
@@ -114,8 +139,9 @@ void Program::assign_buffers() {
 
     for (int i = 0; i < count; ++i) {
         Op& op = ops_[static_cast<std::size_t>(i)];
-        if (op.copy >= 0) {
-            Buffer& copy = buffers_[static_cast<std::size_t>(copies_[static_cast<std::size_t>(op.copy)].buffer)];
+        for (const int index : {op.copy, op.out_copy}) {
+            if (index < 0) continue;
+            Buffer& copy = buffers_[static_cast<std::size_t>(copies_[static_cast<std::size_t>(index)].buffer)];
             if (copy.first < 0) copy.first = i;
             copy.last = i;
         }
@@ -170,7 +196,7 @@ void Program::place_buffers() {
 void Program::size_kernel_scratch() {
     const KvLayer kv = kv_->layer(0);
     for (const Op& op : ops_) {
-        if (op.kind == OpKind::linear) {
+        if (op.kind == OpKind::linear || op.kind == OpKind::gated_linear) {
             const std::size_t nbytes = kernels_->linear.linear_scratch_nbytes(
                 op.parts.data(), static_cast<int>(op.parts.size()), limits_.max_threads);
             kernel_scratch_nbytes_ = std::max(kernel_scratch_nbytes_, align(nbytes));

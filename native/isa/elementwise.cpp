@@ -36,17 +36,6 @@ LEGATO_INLINE void for_rows(std::int64_t rows, F&& f, bool coded = false) {
 }
 
 template <Gate gate>
-LEGATO_INLINE Vec activate(Vec x) {
-    if constexpr (gate == Gate::silu) {
-        return mul(x, sigmoid(x));
-    } else {  // 0.5 x (1 + tanh(u)) = x sigmoid(2u), u = sqrt(2 / pi) (x + 0.044715 x^3)
-        const Vec cube = mul(mul(x, x), x);
-        const Vec u = fma(cube, splat(0.044715f), x);
-        return mul(x, sigmoid(mul(u, splat(1.5957691216057308f))));
-    }
-}
-
-template <Gate gate>
 LEGATO_INLINE void gated_row(const float* x, std::int64_t cols, float* out) {
     for_vectors(cols, [&](std::int64_t i, auto lanes) __attribute__((always_inline)) {
         const Vec up = load_lanes(x + cols + i, lanes);

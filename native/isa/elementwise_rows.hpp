@@ -1,6 +1,7 @@
-// RMS norm of one row: used for whole rows and for single heads.
+// RMS norm of one row, used for whole rows and for single heads, and the activations of gates.
 #pragma once
 
+#include "elementwise.hpp"
 #include "isa/simd.hpp"
 
 namespace legato::LEGATO_ISA {
@@ -25,6 +26,17 @@ LEGATO_INLINE void rms_norm_row(const float* x, const float* weight, float eps, 
     if (i < cols) {
         const std::int64_t n = cols - i;
         store_n(out + i, mul(mul(load_n(x + i, n), factor), load_n(weight + i, n)), n);
+    }
+}
+
+template <Gate gate>
+LEGATO_INLINE Vec activate(Vec x) {
+    if constexpr (gate == Gate::silu) {
+        return mul(x, sigmoid(x));
+    } else {  // 0.5 x (1 + tanh(u)) = x sigmoid(2u), u = sqrt(2 / pi) (x + 0.044715 x^3)
+        const Vec cube = mul(mul(x, x), x);
+        const Vec u = fma(cube, splat(0.044715f), x);
+        return mul(x, sigmoid(mul(u, splat(1.5957691216057308f))));
     }
 }
 

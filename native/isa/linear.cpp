@@ -5,17 +5,10 @@
 // the number of threads shows in the result. Bias and residual are added last: (sum + bias) + residual.
 #include <omp.h>
 
-#include <array>
-
 #include "linear_expand.hpp"
 #include "linear_f32.hpp"
-#if LEGATO_ISA_AVX512 || LEGATO_ISA_AMX
-#include "linear_int_avx512.hpp"
-#elif LEGATO_ISA_AVX2
-#include "linear_int_avx2.hpp"
-#else
-#include "linear_int_portable.hpp"
-#endif
+#include "linear_gated.hpp"
+#include "linear_items.hpp"
 #if LEGATO_ISA_AMX
 #include "linear_amx.hpp"
 #include "linear_bf16.hpp"
@@ -30,17 +23,6 @@ namespace {
 using std::int64_t;
 
 constexpr int64_t f32_block = 256;      // k of one fp32 block: two panels of weights take 32 KiB of L1
-constexpr int64_t f32_row_chunk = 256;  // rows of one fp32 item: their block of k stays in L2
-constexpr int64_t int_row_chunk = 192;  // rows of one integer item
-#if LEGATO_ISA_AVX512 || LEGATO_ISA_AMX || LEGATO_ISA_AVX2
-constexpr bool int_unpacks = true;
-#else
-constexpr bool int_unpacks = false;
-#endif
-constexpr int64_t few_rows = 13;              // below, items are chunks of weight, read once: decode
-constexpr int64_t item_nbytes = 12 << 10;     // of weight, for few rows
-constexpr int64_t unpacked_most = 512 << 10;  // of an item's unpacked weights, which stay in L2
-
 struct ThreadScratch {
     alignas(64) float expanded[f32_panels * f32_block * panel_outputs];
     alignas(64) float sums[f32_row_chunk * f32_panels * panel_outputs];
@@ -56,51 +38,12 @@ constexpr int64_t amx_most_rest = 10;
 LEGATO_INLINE bool use_amx(const PanelLayout& w, int64_t rows) { return rows >= amx_least_rows && amx_kernel_for(w); }
 #endif
 
-template <IntWeights W, int Planes, int... I>
-constexpr std::array<IntKernel, sizeof...(I)> int_kernel_table(std::integer_sequence<int, I...>) {
-    return {int_kernel<W, I + 1, Planes>...};
-}
-
-// int_kernels<W>[r - 1] does r rows.
-template <IntWeights W, int Planes = quant_planes>
-constexpr auto int_kernels = int_kernel_table<W, Planes>(std::make_integer_sequence<int, int_rows>{});
-
-LEGATO_INLINE const IntKernel* int_kernels_for(IntWeights weights, bool equalised) {
-    switch (weights) {
-        case IntWeights::q4:
-            if constexpr (quant_equalises)
-                if (equalised) return int_kernels<IntWeights::q4, 1>.data();
-            return int_kernels<IntWeights::q4>.data();
-        case IntWeights::q4_bytes:
-            if constexpr (quant_equalises)
-                if (equalised) return int_kernels<IntWeights::q4_bytes, 1>.data();
-            return int_kernels<IntWeights::q4_bytes>.data();
-        case IntWeights::q8_group32:
-            return int_kernels<IntWeights::q8_group32>.data();
-        default:
-            return int_kernels<IntWeights::q8_group16>.data();
-    }
-}
-
-// Rows of the next block of at most `most`, so that `left` rows are split evenly.
-LEGATO_INLINE int64_t even_block(int64_t left, int64_t most) {
-    const int64_t blocks = (left + most - 1) / most;
-    return (left + blocks - 1) / blocks;
-}
-
 struct Call {
     const Rows* x;
     const Quantised* x_coded;
     const Rows* y;
     const float* bias;
     const Rows* residual;
-};
-
-// How a part is cut into items. For few rows: chunks of weight that are read once. For many: a rectangle of panels,
-// unpacked once into L2, and rows, such that the pieces of y are a few cache lines wide and there are enough items for
-// the threads.
-struct Item {
-    int64_t panels, rows;
 };
 
 // One part and where its outputs go.
@@ -159,41 +102,22 @@ void prefetch_outputs(const Call& call, const Part& part, int64_t panel, int64_t
 
 void int_item(const Call& call, const Part& part, int64_t panel_begin, int64_t panel_end, int64_t row_begin,
               int64_t row_end, std::byte* unpacked) {
-    const PanelLayout& w = *part.w;
-    const bool unpack = int_unpacks && w.kind == WeightKind::q4 && row_end - row_begin >= few_rows;
-    const Equaliser* equaliser = call.x_coded->equaliser;
-    const IntKernel* kernels = int_kernels_for(unpack ? IntWeights::q4_bytes : int_weights(w), equaliser != nullptr);
-    PanelLayout layout = w;
-    const std::byte* panels = w.data + panel_begin * w.panel_nbytes;
-    if (unpack) {
-        const int64_t count = panel_end - panel_begin;
-        for (int64_t p = 0; p < count; ++p) {
-            layout = unpack_nibbles(w, panels + p * w.panel_nbytes, equaliser ? equaliser->counts() : nullptr,
-                                    unpacked + p * unpacked_nbytes(w));
-        }
-        layout.panel_nbytes = unpacked_nbytes(w);
-        panels = unpacked;
-    }
-    const int64_t block = block_rows(call.x_coded->rows);
-    alignas(64) float sums[int_rows * panel_outputs];
-    // Rows from `row` on of one block of the activations, as many as a kernel does; returns how many.
-    const auto multiply = [&](int64_t row, int64_t first, int64_t last) {
-        const int64_t block_end = row - row % block + block;
-        const int64_t rows = even_block((block_end < row_end ? block_end : row_end) - row, int_rows);
-        const QuantisedRows x = rows_from(*call.x_coded, row);
-        for (int64_t panel = first; panel < last; ++panel) {
-            if (rows > 1) prefetch_outputs(call, part, panel, row, rows);
-            kernels[rows - 1](layout, panels + (panel - panel_begin) * layout.panel_nbytes, x, sums);
-            finish(call, part, panel, row, rows, sums, panel_outputs);
-        }
-        return rows;
+    const bool few = row_end - row_begin < few_rows;
+    const IntPanels panels(*part.w, panel_begin, panel_end, *call.x_coded, !few, unpacked);
+    alignas(64) float sums[int_rows_most * panel_outputs];
+    const auto multiply = [&](int64_t row, int64_t rows, int64_t panel) {
+        if (rows > 1) prefetch_outputs(call, part, panel, row, rows);
+        panels.multiply(panel, rows_from(*call.x_coded, row), rows, sums);
+        finish(call, part, panel, row, rows, sums, panel_outputs);
     };
-    if (row_end - row_begin < few_rows) {  // a panel comes from memory, once
-        for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
-            for (int64_t row = row_begin; row < row_end;) row += multiply(row, panel, panel + 1);
-        }
+    if (few) {  // a panel comes from memory, once
+        for (int64_t panel = panel_begin; panel < panel_end; ++panel)
+            for_int_blocks(*call.x_coded, row_begin, row_end,
+                           [&](int64_t row, int64_t rows) { multiply(row, rows, panel); });
     } else {
-        for (int64_t row = row_begin; row < row_end;) row += multiply(row, panel_begin, panel_end);
+        for_int_blocks(*call.x_coded, row_begin, row_end, [&](int64_t row, int64_t rows) {
+            for (int64_t panel = panel_begin; panel < panel_end; ++panel) multiply(row, rows, panel);
+        });
     }
 }
 
@@ -325,19 +249,6 @@ void f32_item(const Call& call, const Part& part, int64_t panel_begin, int64_t p
     }
 }
 
-Item item_of(const PanelLayout& w, int64_t rows, bool coded) {
-    if (rows < few_rows) {
-        const int64_t pairs = item_nbytes / (2 * w.panel_nbytes);
-        return {pairs < 1 ? 2 : 2 * pairs, rows};
-    }
-    if (!coded) return {4, even_block(rows, f32_row_chunk)};
-    const int64_t fit = unpacked_most / unpacked_nbytes(w);  // panels
-    const int64_t wide = w.panels >= 64 ? 8 : 4;
-    const int64_t panels = wide <= fit ? wide : fit < 2 ? 2 : fit / 2 * 2;
-    const int64_t block = block_rows(rows), blocks = (rows + block - 1) / block;
-    return {panels, even_block(blocks, int_row_chunk / block) * block};
-}
-
 std::size_t thread_scratch_nbytes(const Matrix* const* parts, int part_count) {
     int64_t unpacked = 0;
     for (int p = 0; p < part_count; ++p) {
@@ -347,6 +258,8 @@ std::size_t thread_scratch_nbytes(const Matrix* const* parts, int part_count) {
         const int64_t few = item_of(w, 1, true).panels, many = item_of(w, int64_t{1} << 20, true).panels;
         const int64_t nbytes = (few > many ? few : many) * unpacked_nbytes(w);
         if (nbytes > unpacked) unpacked = nbytes;
+        if (part_count == 2 && static_cast<int64_t>(gated_scratch_nbytes(w)) > unpacked)
+            unpacked = static_cast<int64_t>(gated_scratch_nbytes(w));
     }
     return sizeof(ThreadScratch) + static_cast<std::size_t>((unpacked + 63) / 64 * 64);
 }
@@ -435,6 +348,8 @@ LinearKernels linear_kernels() {
             .quantise_rows = quantise_rows,
             .decode = decode,
             .linear = linear,
+            .fuses_gate = fuses_gate,
+            .gated_linear = gated_linear,
             .linear_scratch_nbytes = linear_scratch_nbytes,
             .gather = gather,
             .fma_peak = fma_peak,

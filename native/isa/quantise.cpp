@@ -136,18 +136,27 @@ void clear_row(const QuantisedRows& q) {
     }
 }
 
-// Calls quantise(group, codes, half_sums) -> scale for each group of a row.
-template <class F>
-LEGATO_INLINE void quantise_row(const QuantisedRows& q, F&& quantise) {
-    for (std::int64_t g = 0; g < q.groups; ++g) {
-        const std::int64_t at = g * q.stride;
-        std::int32_t half_sums[2];
-        const float scale = quantise(g, q.codes + at * q.nbytes, half_sums);
-        q.scales[at] = scale;
-        q.scaled_sums[at] = scale * static_cast<float>(half_sums[0] + half_sums[1]);
-        q.minus_halves[2 * at] = static_cast<std::int16_t>(-half_sums[0]);
-        q.minus_halves[2 * at + 1] = static_cast<std::int16_t>(-half_sums[1]);
+// One group of one row.
+LEGATO_INLINE void quantise_at(const float* x, const QuantisedRows& q, Coding coding, std::int64_t g) {
+    const std::int64_t at = g * q.stride;
+    std::int8_t* codes = q.codes + at * q.nbytes;
+    std::int32_t half_sums[2];
+    float scale;
+#if LEGATO_ISA_AVX512
+    if (coding == Coding::int8) {
+        const std::int64_t k = g * quant_group;
+        scale = quantise_equalised(x, q.equaliser->down() + k, q.equaliser->up() + k, codes, half_sums);
+    } else {
+        scale = quantise_group(x, codes, half_sums);
     }
+#else
+    static_cast<void>(coding);
+    scale = quantise_group(x, codes, half_sums);
+#endif
+    q.scales[at] = scale;
+    q.scaled_sums[at] = scale * static_cast<float>(half_sums[0] + half_sums[1]);
+    q.minus_halves[2 * at] = static_cast<std::int16_t>(-half_sums[0]);
+    q.minus_halves[2 * at + 1] = static_cast<std::int16_t>(-half_sums[1]);
 }
 
 }  // namespace
@@ -166,26 +175,19 @@ void quantise_rows(const Rows& x, const Quantised& out, std::int64_t begin, std:
     for (std::int64_t r = begin; r < end; ++r) {
         const QuantisedRows q = rows_from(out, r);
         const float* row = x.data + r * x.stride;
-#if LEGATO_ISA_AVX512
-        if (out.coding == Coding::int8) {
-            const float* down = out.equaliser->down();
-            const std::uint8_t* up = out.equaliser->up();
-            quantise_row(
-                q, [&](std::int64_t g, std::int8_t* codes, std::int32_t* half_sums) __attribute__((always_inline)) {
-                    const std::int64_t k = g * quant_group;
-                    return quantise_equalised(row + k, down + k, up + k, codes, half_sums);
-                });
-            continue;
-        }
-#endif
-        quantise_row(q, [&](std::int64_t g, std::int8_t* codes, std::int32_t* half_sums) __attribute__((
-                            always_inline)) { return quantise_group(row + g * quant_group, codes, half_sums); });
+        for (std::int64_t g = 0; g < q.groups; ++g) quantise_at(row + g * quant_group, q, out.coding, g);
     }
     // The rows that fill up the last block are zero: a tile may multiply them, and no stray NaN or subnormal slows it
     // down.
     if (end == out.rows) {
         for (std::int64_t r = end; r < padded_rows(end); ++r) clear_row(rows_from(out, r));
     }
+}
+
+void quantise_columns(const float* values, const Quantised& out, std::int64_t group, std::int64_t begin,
+                      std::int64_t rows) {
+    for (std::int64_t r = 0; r < rows; ++r)
+        quantise_at(values + r * quant_group, rows_from(out, begin + r), out.coding, group);
 }
 
 void quantise(const Rows& x, const Quantised& out) {

@@ -84,6 +84,9 @@ LEGATO_INLINE QuantisedRows rows_from(const Quantised& q, std::int64_t row) {
 }
 
 std::size_t quantised_nbytes(std::int64_t rows, std::int64_t cols, Coding coding);
+// Codes one group of 32 columns for rows [begin, begin + rows): `values` [rows, 32].
+void quantise_columns(const float* values, const Quantised& out, std::int64_t group, std::int64_t begin,
+                      std::int64_t rows);
 void decode(const Quantised& x, const Rows& out);
 void quantise(const Rows& x, const Quantised& out);
 void quantise_rows(const Rows& x, const Quantised& out, std::int64_t begin, std::int64_t end);

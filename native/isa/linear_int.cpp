@@ -1,0 +1,48 @@
+// The instruction set's integer micro-kernels, one for each number of rows.
+#include <array>
+
+#include "linear_items.hpp"
+#if LEGATO_ISA_AVX512 || LEGATO_ISA_AMX
+#include "linear_int_avx512.hpp"
+#elif LEGATO_ISA_AVX2
+#include "linear_int_avx2.hpp"
+#else
+#include "linear_int_portable.hpp"
+#endif
+
+namespace legato::LEGATO_ISA {
+namespace {
+
+template <IntWeights W, int Planes, int... I>
+constexpr std::array<IntKernel, sizeof...(I)> int_kernel_table(std::integer_sequence<int, I...>) {
+    return {int_kernel<W, I + 1, Planes>...};
+}
+
+// int_kernels<W>[r - 1] does r rows.
+template <IntWeights W, int Planes = quant_planes>
+constexpr auto int_kernels = int_kernel_table<W, Planes>(std::make_integer_sequence<int, int_rows>{});
+
+static_assert(int_rows <= int_rows_most);
+
+}  // namespace
+
+std::int64_t int_kernel_rows() { return int_rows; }
+
+const IntKernel* int_kernels_for(IntWeights weights, bool equalised) {
+    switch (weights) {
+        case IntWeights::q4:
+            if constexpr (quant_equalises)
+                if (equalised) return int_kernels<IntWeights::q4, 1>.data();
+            return int_kernels<IntWeights::q4>.data();
+        case IntWeights::q4_bytes:
+            if constexpr (quant_equalises)
+                if (equalised) return int_kernels<IntWeights::q4_bytes, 1>.data();
+            return int_kernels<IntWeights::q4_bytes>.data();
+        case IntWeights::q8_group32:
+            return int_kernels<IntWeights::q8_group32>.data();
+        default:
+            return int_kernels<IntWeights::q8_group16>.data();
+    }
+}
+
+}  // namespace legato::LEGATO_ISA
