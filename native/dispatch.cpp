@@ -25,6 +25,11 @@ namespace avx512 {
 const Kernels& kernels();
 }
 #endif
+#if LEGATO_HAVE_AVX512BF16
+namespace avx512bf16 {
+const Kernels& kernels();
+}
+#endif
 #if LEGATO_HAVE_AMX
 namespace amx {
 const Kernels& kernels();
@@ -69,6 +74,9 @@ const Candidate kCandidates[] = {
 #endif
 #if LEGATO_HAVE_AVX512
     {"avx512", has_avx512, avx512::kernels},
+#endif
+#if LEGATO_HAVE_AVX512BF16
+    {"avx512bf16", [] { return has_avx512() && __builtin_cpu_supports("avx512bf16") != 0; }, avx512bf16::kernels},
 #endif
 #if LEGATO_HAVE_AMX
     {"amx", has_amx, amx::kernels},

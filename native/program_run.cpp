@@ -178,6 +178,7 @@ void Program::execute(const Op& op) {
                  .out_stride = out.stride,
                  .heads = op.heads,
                  .window = op.window,
+                 .exact = limits_.activations == Activations::f32,
                  .scale = op.scale,
                  .softcap = op.softcap,
                  .thread_scratch = scratch,

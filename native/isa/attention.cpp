@@ -11,6 +11,8 @@
 #include "isa/attention_tile.hpp"
 #if LEGATO_ISA_AMX
 #include "isa/attention_amx.hpp"
+#elif LEGATO_ISA_BF16
+#include "isa/attention_bf16.hpp"
 #endif
 #include "isa/simd.hpp"
 #include "isa/tables.hpp"
@@ -33,6 +35,7 @@ std::int64_t block_rows(std::int64_t head_dim, std::int64_t group_heads) {
 // Stands where there are no matrix tiles.
 struct NoTiles {
     static constexpr bool used = false;
+    static constexpr bool whole_blocks = false;
     NoTiles(std::byte*, std::int64_t, std::int64_t, std::int64_t) {}
     std::size_t nbytes() const { return 0; }
     static void configure() {}
@@ -40,11 +43,11 @@ struct NoTiles {
 };
 
 #if LEGATO_ISA_AMX
-template <class T>
-using TilesOf = std::conditional_t<std::is_same_v<T, Half>, AmxTiles, NoTiles>;
+using HalfTiles = AmxTiles;
+#elif LEGATO_ISA_BF16
+using HalfTiles = Bf16Tiles;
 #else
-template <class T>
-using TilesOf = NoTiles;
+using HalfTiles = NoTiles;
 #endif
 
 // Rows attended to some splits.
@@ -87,7 +90,7 @@ struct Scratch {
 std::size_t thread_nbytes(std::int64_t head_dim, std::int64_t group_heads) {
     const std::int64_t rows = block_rows(head_dim, group_heads), padded_dim = round_up(head_dim);
     return Scratch(nullptr, rows, head_dim, padded_dim).nbytes +
-           TilesOf<Half>(nullptr, rows, head_dim, padded_dim).nbytes();
+           HalfTiles(nullptr, rows, head_dim, padded_dim).nbytes();
 }
 
 void clear(const SplitRows& state, std::int64_t first, std::int64_t rows, std::int64_t padded_dim) {
@@ -123,7 +126,8 @@ LEGATO_INLINE void widen_block(const Half* from, std::int64_t n, float* to) {  /
             [&](auto j) __attribute__((always_inline)) { store(to + i + j * kLanes, load(from + i + j * kLanes)); });
 }
 
-template <class T>
+// Tiles: how products are formed, HalfTiles or NoTiles.
+template <class T, class Tiles>
 class Item {
   public:
     // `next`: what this thread will probably do after this item, or null.
@@ -192,7 +196,7 @@ class Item {
             float* to = scratch_.q + m * dim_;
             for (std::int64_t d = 0; d < dim_; ++d) to[d] = from[d] * factor;
         }
-        if constexpr (TilesOf<T>::used) tiles_.load_queries(scratch_.q, rows_);
+        if constexpr (Tiles::used) tiles_.load_queries(scratch_.q, rows_);
     }
 
     void write_output() {
@@ -208,7 +212,7 @@ class Item {
 
     void run_split(std::int64_t split) {
         const std::int64_t start = split * kSplitKeys;
-        if constexpr (TilesOf<T>::used) {
+        if constexpr (Tiles::used) {
             run_split_on_tiles(start);
         } else {
             run_split_on_vectors(start);
@@ -268,11 +272,11 @@ class Item {
 
     void run_split_on_tiles(std::int64_t start) {
         for_tiles(start, [&](std::int64_t at, const Tile<T>& tile, std::int64_t first, std::int64_t last) {
-            tiles_.load_keys(tile, first, last);
+            tiles_.load_keys(tile, first, last, ahead_of_scores(tile, start, at + kTileKeys));
             for (std::int64_t m = 0; m < rows_; m += kKeyLanes) {
                 const Visible seen = span(m, tile_rows(m), start + at, kTileKeys);
                 if (seen.first < seen.last)
-                    tiles_.score(m / kKeyLanes, seen.first / kKeyLanes, (seen.last + kKeyLanes - 1) / kKeyLanes,
+                    tiles_.score(m, tile_rows(m), seen.first / kKeyLanes, (seen.last + kKeyLanes - 1) / kKeyLanes,
                                  scratch_.scores + m * kSplitKeys + at);
             }
         });
@@ -280,12 +284,14 @@ class Item {
         constexpr std::int64_t pair = 2 * kKeyLanes;
         const std::int64_t stop = span(0, rows_, start, kSplitKeys).last;
         for_tiles(start, [&](std::int64_t at, const Tile<T>& tile, std::int64_t first, std::int64_t last) {
-            tiles_.load_values(tile, first / 2, (last + 1) / 2, stop - at);
+            Ahead<T> ahead;
+            const bool more = ahead_of_values(start, at, ahead);
+            tiles_.load_values(tile, first / 2, (last + 1) / 2, stop - at, more ? &ahead : nullptr);
             for (std::int64_t m = 0; m < rows_; m += kKeyLanes) {
                 const Visible seen = span(m, tile_rows(m), start + at, kTileKeys);
                 if (seen.first >= seen.last) continue;
                 const bool fresh = span(m, tile_rows(m), start, kSplitKeys).first >= at;
-                tiles_.weigh(m / kKeyLanes, at, seen.first / pair, (seen.last + pair - 1) / pair, fresh,
+                tiles_.weigh(m, tile_rows(m), at, seen.first / pair, (seen.last + pair - 1) / pair, fresh,
                              scratch_.part.out + m * padded_dim_);
             }
         });
@@ -301,7 +307,7 @@ class Item {
         }
         constexpr std::int64_t pair = 2 * kKeyLanes;
         const std::int64_t begin = seen.first / pair * pair, end = (seen.last + pair - 1) / pair * pair;
-        for (std::int64_t r = m; r < m + kKeyLanes; ++r)
+        for (std::int64_t r = m; r < m + (Tiles::whole_blocks ? kKeyLanes : count); ++r)
             scratch_.part.maxima[r] =
                 tiles_.soften(r, begin, end, r < rows_ ? visible(r, start) : Visible{0, 0}, a_.softcap * kLog2E,
                               scratch_.scores + r * kSplitKeys, scratch_.part.sums + r * kKeyLanes);
@@ -435,15 +441,15 @@ class Item {
     const std::int64_t padded_dim_;
     const std::int64_t position_;  // of the first row
     const Scratch scratch_;
-    const TilesOf<T> tiles_;
+    const Tiles tiles_;
 };
 
-template <class T>
+template <class T, class Tiles>
 void run_item(const AttentionArgs& a, std::int64_t index, std::byte* scratch) {
     const AttentionItem& work = a.work.items[index];
     AttentionGroup& group = a.work.groups[work.group];
     const bool last = index + 1 == a.work.item_count;
-    Item<T> item(a, group, last ? nullptr : &a.work.groups[a.work.items[index + 1].group], scratch);
+    Item<T, Tiles> item(a, group, last ? nullptr : &a.work.groups[a.work.items[index + 1].group], scratch);
     if (work.split < 0) {
         item.run_all();
         return;
@@ -455,17 +461,20 @@ void run_item(const AttentionArgs& a, std::int64_t index, std::byte* scratch) {
     }
 }
 
-void attention(const AttentionArgs& args) {
+template <class T, class Tiles>
+void run_items(const AttentionArgs& args) {
     std::byte* scratch = args.thread_scratch + static_cast<std::size_t>(omp_get_thread_num()) * args.thread_nbytes;
-    if (args.kv.type == KvType::f16) TilesOf<Half>::configure();
-    team_for_ranges(args.work.item_count, [&](std::int64_t i) {
-        if (args.kv.type == KvType::f16) {
-            run_item<Half>(args, i, scratch);
-        } else {
-            run_item<float>(args, i, scratch);
-        }
-    });
-    if (args.kv.type == KvType::f16) TilesOf<Half>::release();
+    Tiles::configure();
+    team_for_ranges(args.work.item_count, [&](std::int64_t i) { run_item<T, Tiles>(args, i, scratch); });
+    Tiles::release();
+}
+
+void attention(const AttentionArgs& args) {
+    if (args.kv.type == KvType::f32) return run_items<float, NoTiles>(args);
+#if LEGATO_ISA_BF16
+    if (args.exact) return run_items<Half, NoTiles>(args);
+#endif
+    run_items<Half, HalfTiles>(args);
 }
 
 }  // namespace

@@ -126,6 +126,7 @@ LEGATO_INLINE void split_products(const SplitTiles& a, const SplitTiles& b, std:
 class AmxTiles {
   public:
     static constexpr bool used = true;
+    static constexpr bool whole_blocks = true;  // rows that fill up a tile are computed too
 
     AmxTiles(std::byte* scratch, std::int64_t rows, std::int64_t dim, std::int64_t padded_dim)
         : dim_(dim), padded_dim_(padded_dim), pairs_(dim_pairs(dim)) {
@@ -154,7 +155,7 @@ class AmxTiles {
     }
 
     // Blocks of 16 keys [first, last) of a tile.
-    void load_keys(const Tile<Half>& tile, std::int64_t first, std::int64_t last) const {
+    void load_keys(const Tile<Half>& tile, std::int64_t first, std::int64_t last, const Ahead<Half>&) const {
         // The values come from memory too, and are wanted once the scores are there.
         const std::int64_t value_nbytes = kKeyLanes * padded_dim_ * static_cast<std::int64_t>(sizeof(Half));
         for (std::int64_t b = first; b < last; ++b)
@@ -164,9 +165,10 @@ class AmxTiles {
         order_memory();
     }
 
-    // Scores of one block of rows against blocks [first, last) of the tile loaded; rows of `scores` are a split apart.
-    void score(std::int64_t row_block, std::int64_t first, std::int64_t last, float* scores) const {
-        const SplitTiles q = queries_.from(row_block * pairs_);
+    // Scores of the block of rows from m on against blocks [first, last) of the tile loaded; rows of `scores` are a split
+    // apart.
+    void score(std::int64_t m, std::int64_t, std::int64_t first, std::int64_t last, float* scores) const {
+        const SplitTiles q = queries_.from(m / kTileRows * pairs_);
         if (last - first == 4) {
             split_products<4>(q, keys_, pairs_, 1, pairs_, true, scores, kSplitKeys);
         } else {
@@ -196,17 +198,19 @@ class AmxTiles {
     }
 
     // Pairs of blocks of 16 values [first, last) of a tile; values from `count` on are not there yet.
-    void load_values(const Tile<Half>& tile, std::int64_t first, std::int64_t last, std::int64_t count) const {
+    void load_values(const Tile<Half>& tile, std::int64_t first, std::int64_t last, std::int64_t count,
+                     const Ahead<Half>*) const {
         for (std::int64_t p = first; p < last; ++p)
             split_values(tile.values + 2 * p, padded_dim_, count - p * kPairKeys, values_, p);
         order_memory();
     }
 
-    // Adds pairs [first, last) of the tile loaded, which is at `at` in its split, to one block's out[16][padded_dim].
-    void weigh(std::int64_t row_block, std::int64_t at, std::int64_t first, std::int64_t last, bool fresh,
+    // Adds pairs [first, last) of the tile loaded, which is at `at` in its split, to out[16][padded_dim] of the block of
+    // rows from m on.
+    void weigh(std::int64_t m, std::int64_t, std::int64_t at, std::int64_t first, std::int64_t last, bool fresh,
                float* out) const {
         const std::int64_t tiles = padded_dim_ / kKeyLanes;
-        const SplitTiles w = weights_.from(row_block * kSplitPairs + at / kPairKeys + first);
+        const SplitTiles w = weights_.from(m / kTileRows * kSplitPairs + at / kPairKeys + first);
         const SplitTiles v = values_.from(first * tiles);
         std::int64_t t = 0;
         for (; t + 4 <= tiles; t += 4)

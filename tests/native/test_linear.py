@@ -76,7 +76,7 @@ FORMATS: list[Grouped | Dense] = [*GROUPED, Dense("f32"), Dense("f16"), Dense("b
 
 def equalises(form: Grouped) -> bool:
     """Whether inputs of this format are divided by powers of two before they are coded: codes need 4 spare bits."""
-    return _native.isa() == "avx512" and form.bits == 4 and form.group == 32
+    return _native.isa() in ("avx512", "avx512bf16") and form.bits == 4 and form.group == 32
 
 
 def levels(form: Grouped) -> int:
