@@ -76,7 +76,7 @@ struct AttentionArgs {
     std::int64_t out_stride;
     std::int64_t heads;
     std::int64_t window;  // position p sees (p - window, p]; 0: everything up to p
-    bool exact;  // fp32 products: no rounding of queries, keys, weights and values to bf16
+    bool exact;           // fp32 products: no rounding of queries, keys, weights and values to bf16
     float scale;
     float softcap;              // scores become softcap * tanh(score / softcap); 0: none
     std::byte* thread_scratch;  // `attention_thread_nbytes` for each thread

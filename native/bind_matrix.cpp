@@ -75,7 +75,9 @@ nb::ndarray<nb::numpy, float> linear(const Matrix& w, Array<float, 2> x, const s
     std::optional<Equaliser> equaliser;
     if (shifts) {
         require(static_cast<std::int64_t>(shifts->shape(0)) == w.cols(), "shifts must be one a column of the weight");
-        equaliser.emplace(std::vector<std::uint8_t>(shifts->data(), shifts->data() + shifts->shape(0)));
+        if (kernels.shifts.most > 0)
+            equaliser.emplace(std::vector<std::uint8_t>(shifts->data(), shifts->data() + shifts->shape(0)),
+                              kernels.shifts);
     }
     nb::gil_scoped_release released;
     linear_once(kernels, w, x.data(), static_cast<std::int64_t>(x.shape(0)), y.data(), kind,
@@ -111,7 +113,7 @@ void bind_matrix(nb::module_& m) {
         .def("unpack", unpack, "The values, fp32 [rows, cols].")
         .def("linear", linear, nb::arg("x").noconvert(), nb::kw_only(), nb::arg("activations") = "int8",
              nb::arg("shifts").noconvert() = nb::none(), nb::arg("threads") = 1,
-             "x W^T, fp32 [x rows, rows]. `shifts`, uint8 [cols], at most 4: where int8 inputs are equalised, column k "
+             "x W^T, fp32 [x rows, rows]. `shifts`, uint8 [cols]: where int8 inputs are equalised, column k "
              "is coded as x 2^-shift. For tests and benchmarks.")
         .def("gather", gather, nb::arg("ids").noconvert(), nb::kw_only(), nb::arg("scale") = 1.0f,
              nb::arg("threads") = 1, "scale * W[ids], fp32 [ids, cols]. For tests.");

@@ -26,8 +26,16 @@ struct Rows {
 // bf16, where the instruction set has tiles for it.
 enum class Activations : std::uint8_t { f32, int8, bf16 };
 
-// How the kernels code such inputs. Integers have 127 levels in one plane of int8, or 1,016 in two.
-enum class Coding : std::uint8_t { int8, int10, bf16 };
+// How the kernels code such inputs: integers of 127 levels, the columns divided by an equaliser's powers first;
+// integers of 1,016 levels (AVX2: 127); or bf16.
+enum class Coding : std::uint8_t { equalised, plain, bf16 };
+
+// The shifts an instruction set has room for beside 4-bit codes. `most` 0: it does not equalise. `sum`, if not 0: what
+// 2^shift may add up to over the eight columns whose products one sum of 16 bits holds.
+struct ShiftLimits {
+    int most = 0;
+    int sum = 0;
+};
 
 // Activations as integers or bf16. Buffers live in the program's scratch. The layout inside `storage` belongs to the
 // kernels of one ISA; `quantised_nbytes` says how large it must be.
@@ -36,7 +44,7 @@ struct Quantised {
     std::int64_t rows;
     std::int64_t cols;
     Coding coding;
-    const Equaliser* equaliser = nullptr;  // of int8, for kernels that equalise: what the columns are divided by
+    const Equaliser* equaliser = nullptr;  // of equalised integers
 };
 
 // The linear kernels of one instruction set; `legato::<isa>::linear_kernels()` (native/isa/linear.cpp) returns them.
@@ -70,7 +78,7 @@ struct LinearKernels {
     // Called by one thread: bytes/s of reading [data, data + nbytes) once, with the widest loads.
     double (*read_bandwidth)(const std::byte* data, std::size_t nbytes);
     bool has_bf16;
-    bool equalises;  // int8 inputs have an equaliser
+    ShiftLimits shifts;
 };
 
 }  // namespace legato

@@ -52,7 +52,7 @@ void linear_once(const LinearKernels& kernels, const Matrix& w, const float* x, 
     const Coding coding = kernels.coding(parts, 1, activations);
     const Buffer codes = allocate(coded ? kernels.quantised_nbytes(rows, w.cols(), coding) : 0);
     const Equaliser none(w.cols());
-    const bool equalised = kernels.equalises && coding == Coding::int8;
+    const bool equalised = coding == Coding::equalised;
     const Quantised quantised{codes.get(), rows, w.cols(), coding,
                               !equalised             ? nullptr
                               : equaliser != nullptr ? equaliser
@@ -93,8 +93,7 @@ LinearSeconds time_linear(const LinearKernels& kernels, const Matrix& w, std::in
     const Rows y{reinterpret_cast<float*>(y_buffer.data()), w.rows(), rows, w.rows()};
     for (std::int64_t i = 0; i < rows * w.cols(); ++i)
         x.data[i] = static_cast<float>((i * 7919) % 2001 - 1000) * 0.001f;
-    const Quantised quantised{codes.data(), rows, w.cols(), coding,
-                              kernels.equalises && coding == Coding::int8 ? &none : nullptr};
+    const Quantised quantised{codes.data(), rows, w.cols(), coding, coding == Coding::equalised ? &none : nullptr};
     LinearSeconds best{1e9, 1e9};
     bool more = true;
     const Clock::time_point begin = Clock::now();

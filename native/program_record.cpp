@@ -21,8 +21,9 @@ void require_equal(std::int64_t got, std::int64_t wanted, const std::string& wha
 }  // namespace
 
 const char* op_name(OpKind kind) {
-    static constexpr const char* kNames[kOpKinds] = {"embed",     "rms_norm", "quantise", "linear",  "rope_kv",
-                                                     "attention", "gated", "gated_linear", "add", "softcap", "select"};
+    static constexpr const char* kNames[kOpKinds] = {"embed",   "rms_norm",  "quantise", "linear",
+                                                     "rope_kv", "attention", "gated",    "gated_linear",
+                                                     "add",     "softcap",   "select"};
     return kNames[static_cast<std::size_t>(kind)];
 }
 

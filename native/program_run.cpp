@@ -266,13 +266,14 @@ void Program::choose(const Op& op, Shifts& chosen) {
     }
 #pragma omp for schedule(static)
     for (std::int64_t group = 0; group < x.cols / 32; ++group)
-        Equaliser::choose(observed_.data(), x.rows, x.cols, group, group + 1, shifts.data());
+        Equaliser::choose(observed_.data(), x.rows, x.cols, group, kernels_->linear.shifts, shifts.data());
 }
 
 void Program::equalise(const Shifts& shifts) {
     const Running running(running_);
     std::vector<std::unique_ptr<const Equaliser>> made;
-    for (const auto& exponents : shifts) made.push_back(std::make_unique<const Equaliser>(exponents));
+    for (const auto& exponents : shifts)
+        made.push_back(std::make_unique<const Equaliser>(exponents, kernels_->linear.shifts));
     std::vector<Copy*> equalised;
     for (Copy& copy : copies_)
         if (copy.equaliser) equalised.push_back(&copy);

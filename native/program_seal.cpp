@@ -81,7 +81,7 @@ int Program::add_copy(int x) {
     const Slot& slot = slots_[static_cast<std::size_t>(x)];
     const std::int64_t rows = slot.logit_rows ? limits_.max_logit_rows : limits_.max_rows;
     buffers_.push_back({align(kernels.quantised_nbytes(rows, slot.cols, coding)), 0, -1, 0});
-    const bool equalised = kernels.equalises && coding == Coding::int8;
+    const bool equalised = coding == Coding::equalised;
     copies_.push_back({static_cast<int>(buffers_.size()) - 1, slot.cols, coding,
                        equalised ? std::make_unique<const Equaliser>(slot.cols) : nullptr});
     return static_cast<int>(copies_.size()) - 1;

@@ -165,8 +165,8 @@ class AmxTiles {
         order_memory();
     }
 
-    // Scores of the block of rows from m on against blocks [first, last) of the tile loaded; rows of `scores` are a split
-    // apart.
+    // Scores of the block of rows from m on against blocks [first, last) of the tile loaded; rows of `scores` are a
+    // split apart.
     void score(std::int64_t m, std::int64_t, std::int64_t first, std::int64_t last, float* scores) const {
         const SplitTiles q = queries_.from(m / kTileRows * pairs_);
         if (last - first == 4) {
@@ -205,8 +205,8 @@ class AmxTiles {
         order_memory();
     }
 
-    // Adds pairs [first, last) of the tile loaded, which is at `at` in its split, to out[16][padded_dim] of the block of
-    // rows from m on.
+    // Adds pairs [first, last) of the tile loaded, which is at `at` in its split, to out[16][padded_dim] of the block
+    // of rows from m on.
     void weigh(std::int64_t m, std::int64_t, std::int64_t at, std::int64_t first, std::int64_t last, bool fresh,
                float* out) const {
         const std::int64_t tiles = padded_dim_ / kKeyLanes;

@@ -1,9 +1,9 @@
 // Attention of a block of query rows against one split of 256 keys with vdpbf16ps, for fp16 KV: twice the rate of fp32
 // multiply-adds. Queries, keys, weights and values are rounded to bf16 (8 significant bits), sums are fp32.
 //
-// Loop order: 6 query rows; 64 keys and pairs of dimensions for the scores; softmax over the split; dimensions and pairs
-// of keys for the output. Rows stay invariant: every sum is one chain of the same instruction, in one order, and keys
-// that a row must not see have weight exactly 0, which leaves its sums as they are.
+// Loop order: 6 query rows; 64 keys and pairs of dimensions for the scores; softmax over the split; dimensions and
+// pairs of keys for the output. Rows stay invariant: every sum is one chain of the same instruction, in one order, and
+// keys that a row must not see have weight exactly 0, which leaves its sums as they are.
 #pragma once
 
 #include "attention.hpp"
@@ -123,7 +123,8 @@ class Bf16Tiles {
         }
     }
 
-    // Scores of rows [m, m + count) against blocks [first, last) of the tile loaded; rows of `scores` are a split apart.
+    // Scores of rows [m, m + count) against blocks [first, last) of the tile loaded; rows of `scores` are a split
+    // apart.
     void score(std::int64_t m, std::int64_t count, std::int64_t first, std::int64_t last, float* scores) const {
         for_row_blocks(count, [&](auto r, std::int64_t at) __attribute__((always_inline)) {
             const std::uint32_t* q = queries_ + (m + at) * query_stride();
@@ -176,8 +177,8 @@ class Bf16Tiles {
                 }
     }
 
-    // Adds pairs [first, last) of the tile loaded, which is at `at` in its split, to out[count][padded_dim] of rows from
-    // m on.
+    // Adds pairs [first, last) of the tile loaded, which is at `at` in its split, to out[count][padded_dim] of rows
+    // from m on.
     void weigh(std::int64_t m, std::int64_t count, std::int64_t at, std::int64_t first, std::int64_t last, bool fresh,
                float* out) const {
         const std::int64_t vectors = padded_dim_ / kKeyLanes;

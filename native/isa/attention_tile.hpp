@@ -119,8 +119,8 @@ LEGATO_INLINE void weigh(const float* weights, const T* const* values, std::int6
         for (; key < stop; ++key, v += padded_dim) {
             if (ahead != nullptr)
                 for (std::int64_t line = 0; line < Vecs * kLanes * std::int64_t{sizeof(T)}; line += kLine)
-                    __builtin_prefetch(reinterpret_cast<const char*>(ahead->keys[block] + key % kKeyLanes * padded_dim) +
-                                       line);
+                    __builtin_prefetch(
+                        reinterpret_cast<const char*>(ahead->keys[block] + key % kKeyLanes * padded_dim) + line);
             Vec x[Vecs];
             unroll<Vecs>([&](auto j) __attribute__((always_inline)) { x[j] = load(v + j * kLanes); });
             unroll<R>([&](auto r) __attribute__((always_inline)) {

@@ -22,7 +22,7 @@ namespace {
 
 using std::int64_t;
 
-constexpr int64_t f32_block = 256;      // k of one fp32 block: two panels of weights take 32 KiB of L1
+constexpr int64_t f32_block = 256;  // k of one fp32 block: two panels of weights take 32 KiB of L1
 struct ThreadScratch {
     alignas(64) float expanded[f32_panels * f32_block * panel_outputs];
     alignas(64) float sums[f32_row_chunk * f32_panels * panel_outputs];
@@ -321,11 +321,10 @@ void linear(const Matrix* const* parts, int part_count, const Rows& x, const Qua
 // Codes of 4 bits have room for an equaliser's shifts.
 Coding coding(const Matrix* const* parts, int part_count, Activations activations) {
     if (activations == Activations::bf16) return Coding::bf16;
-    if (quant_planes == 1) return Coding::int8;
     bool nibbles = quant_equalises;
     for (int p = 0; p < part_count; ++p)
         if (parts[p]->quantised()) nibbles = nibbles && parts[p]->layout().kind == WeightKind::q4;
-    return nibbles ? Coding::int8 : Coding::int10;
+    return nibbles ? Coding::equalised : Coding::plain;
 }
 
 std::size_t linear_scratch_nbytes(const Matrix* const* parts, int part_count, int threads) {
@@ -355,7 +354,7 @@ LinearKernels linear_kernels() {
             .fma_peak = fma_peak,
             .read_bandwidth = read_bandwidth,
             .has_bf16 = has_bf16,
-            .equalises = quant_equalises};
+            .shifts = quant_shifts};
 }
 
 }  // namespace legato::LEGATO_ISA

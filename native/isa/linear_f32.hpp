@@ -12,7 +12,7 @@
 namespace legato::LEGATO_ISA {
 
 #if LEGATO_ISA_AVX512 || LEGATO_ISA_AMX
-constexpr int f32_rows = 14, f32_panels = 2;  // 28 sums, 2 weights and a broadcast in 32 registers
+constexpr int f32_rows = 12, f32_panels = 2;  // 24 sums, 2 weights and broadcasts in 32 registers
 #elif LEGATO_ISA_AVX2
 constexpr int f32_rows = 6, f32_panels = 1;  // 12 sums, 2 weights and broadcasts in 16 registers
 #else

@@ -3,11 +3,12 @@
 // Items are chunks of columns and of rows, as in linear.cpp. An item computes the same two panels of gate and of up, 32
 // columns, for a block of rows; applies the activation; and codes the columns, which are one group. A row's bits are
 // those of the layer, the activation and the coding one after the other.
+#include "linear_gated.hpp"
+
 #include <omp.h>
 
 #include "elementwise.hpp"
 #include "isa/elementwise_rows.hpp"
-#include "linear_gated.hpp"
 #include "linear_items.hpp"
 #include "team_loop.hpp"
 

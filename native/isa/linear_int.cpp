@@ -13,14 +13,14 @@
 namespace legato::LEGATO_ISA {
 namespace {
 
-template <IntWeights W, int Planes, int... I>
+template <IntWeights W, bool Equalised, int... I>
 constexpr std::array<IntKernel, sizeof...(I)> int_kernel_table(std::integer_sequence<int, I...>) {
-    return {int_kernel<W, I + 1, Planes>...};
+    return {int_kernel<W, I + 1, Equalised>...};
 }
 
 // int_kernels<W>[r - 1] does r rows.
-template <IntWeights W, int Planes = quant_planes>
-constexpr auto int_kernels = int_kernel_table<W, Planes>(std::make_integer_sequence<int, int_rows>{});
+template <IntWeights W, bool Equalised = false>
+constexpr auto int_kernels = int_kernel_table<W, Equalised>(std::make_integer_sequence<int, int_rows>{});
 
 static_assert(int_rows <= int_rows_most);
 
@@ -32,11 +32,11 @@ const IntKernel* int_kernels_for(IntWeights weights, bool equalised) {
     switch (weights) {
         case IntWeights::q4:
             if constexpr (quant_equalises)
-                if (equalised) return int_kernels<IntWeights::q4, 1>.data();
+                if (equalised) return int_kernels<IntWeights::q4, true>.data();
             return int_kernels<IntWeights::q4>.data();
         case IntWeights::q4_bytes:
             if constexpr (quant_equalises)
-                if (equalised) return int_kernels<IntWeights::q4_bytes, 1>.data();
+                if (equalised) return int_kernels<IntWeights::q4_bytes, true>.data();
             return int_kernels<IntWeights::q4_bytes>.data();
         case IntWeights::q8_group32:
             return int_kernels<IntWeights::q8_group32>.data();

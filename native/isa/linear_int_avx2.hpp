@@ -1,6 +1,7 @@
 // The integer kernel (see linear_int.hpp) with vpmaddubsw: products of 4-bit codes and int8 activations are summed in
-// 16 bits over a whole group of 32 (15 * 127 * 16 = 30480 at most) and widened once. 8-bit codes are taken as two
-// nibbles. Eight outputs at a time for several rows; both halves of the panel in one pass for one row.
+// 16 bits over a group of 32 (15 * 127 * 16 = 30480 at most), or over half of one if the codes are equalised (see
+// quant_shifts), and then widened. 8-bit codes are taken as two nibbles. Eight outputs at a time for several rows; both
+// halves of the panel in one pass for one row.
 #pragma once
 
 #include "linear_unpack.hpp"
@@ -9,86 +10,111 @@ namespace legato::LEGATO_ISA {
 
 constexpr int int_rows = 6;  // 6 sums of 16 bits and 6 fp32 sums, for one half of the panel
 
-LEGATO_INLINE __m256i splat_dword(const void* p) {
-    std::int32_t dword;
-    std::memcpy(&dword, p, sizeof dword);
-    return _mm256_set1_epi32(dword);
-}
-
 LEGATO_INLINE Vec load_factors(const std::byte* from, bool half, int first) {
     return half ? load(reinterpret_cast<const Half*>(from) + first)
                 : load(reinterpret_cast<const float*>(from) + first);
 }
 
-LEGATO_INLINE __m256i low_nibbles(__m256i packed) { return _mm256_and_si256(packed, _mm256_set1_epi8(15)); }
-LEGATO_INLINE __m256i high_nibbles(__m256i packed) { return low_nibbles(_mm256_srli_epi16(packed, 4)); }
+// sum + the products of one quad of k, or those alone.
+LEGATO_INLINE __m256i add_quad(__m256i sum, __m256i codes, __m256i activations, bool first) {
+    const __m256i products = _mm256_maddubs_epi16(codes, activations);
+    sum = first ? products : _mm256_add_epi16(sum, products);
+    asm("" : "+x"(sum));  // GCC would turn the chain of sums into a tree, whose leaves do not fit in registers
+    return sum;
+}
+
+LEGATO_INLINE __m256i widen(__m256i sums, short factor) { return _mm256_madd_epi16(sums, _mm256_set1_epi16(factor)); }
+
+// dot[r * H + h] of a group of codes below 16, packed or not, times an equaliser's `powers` if `Equalised` and packed.
+template <bool Nibbles, bool Equalised, int R, int H>
+LEGATO_INLINE void dots_of_nibbles(const std::byte* at, const std::uint32_t* powers, const std::int8_t* activations,
+                                   __m256i* dot) {
+    constexpr int spans = Equalised ? 2 : 1, quads = 8 / spans;
+    unroll<spans>([&](auto span) __attribute__((always_inline)) {
+        __m256i sum[R * H];
+        unroll<quads>([&](auto i) __attribute__((always_inline)) {
+            constexpr int quad = span * quads + i;
+            __m256i codes[H];
+            unroll<H>([&](auto h) __attribute__((always_inline)) {
+                codes[h] = _mm256_loadu_si256(
+                    reinterpret_cast<const __m256i*>(at + (Nibbles ? quad % 4 : quad) * 64 + h * 32));
+                if constexpr (Nibbles) codes[h] = quad < 4 ? low_nibbles(codes[h]) : high_nibbles(codes[h]);
+                if constexpr (Nibbles && Equalised) codes[h] = scale_quad(codes[h], powers + 2 * quad);
+            });
+            unroll<R>([&](auto r) __attribute__((always_inline)) {
+                const __m256i a = splat_dword(activations + r * quant_nbytes + quad * 4);
+                unroll<H>([&](auto h) __attribute__((always_inline)) {
+                    sum[r * H + h] = add_quad(sum[r * H + h], codes[h], a, i == 0);
+                });
+            });
+        });
+        unroll<R * H>([&](auto n) __attribute__((always_inline)) {
+            const __m256i wide = widen(sum[n], 1);
+            dot[n] = span == 0 ? wide : _mm256_add_epi32(dot[n], wide);
+        });
+    });
+}
+
+// The same for 8-bit codes: low nibbles, and 16 times the high ones.
+template <int Quads, int R, int H>
+LEGATO_INLINE void dots_of_bytes(const std::byte* at, const std::int8_t* activations, __m256i* dot) {
+    __m256i low[R * H], high[R * H];
+    unroll<Quads>([&](auto quad) __attribute__((always_inline)) {
+        __m256i codes[H];
+        unroll<H>([&](auto h) __attribute__((always_inline)) {
+            codes[h] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at + quad * 64 + h * 32));
+        });
+        unroll<R>([&](auto r) __attribute__((always_inline)) {
+            const __m256i a = splat_dword(activations + r * quant_nbytes + quad * 4);
+            unroll<H>([&](auto h) __attribute__((always_inline)) {
+                low[r * H + h] = add_quad(low[r * H + h], low_nibbles(codes[h]), a, quad == 0);
+                high[r * H + h] = add_quad(high[r * H + h], high_nibbles(codes[h]), a, quad == 0);
+            });
+        });
+    });
+    unroll<R * H>([&](auto n) __attribute__((always_inline)) {
+        dot[n] = _mm256_add_epi32(widen(low[n], 1), widen(high[n], 16));
+    });
+}
 
 // H halves of 8 outputs from output 8 * `half_index` on.
-template <IntWeights W, int R, int H>
+template <IntWeights W, int R, bool Equalised, int H>
 LEGATO_INLINE void int_half(const PanelLayout& w, const std::byte* panel, const QuantisedRows& x, int half_index,
                             float* sums) {
     constexpr bool halves = W == IntWeights::q8_group16;
     constexpr bool nibbles = W == IntWeights::q4;
-    constexpr bool small = nibbles || W == IntWeights::q4_bytes;  // codes below 16: one sum of 16 bits holds a group
+    constexpr bool small = nibbles || W == IntWeights::q4_bytes;
     constexpr int group = halves ? 16 : 32;
-    constexpr int vectors = group / (nibbles ? 8 : 4);
-    constexpr int codes = vectors * 64;
+    constexpr int codes = group / (nibbles ? 8 : 4) * 64;
     constexpr int N = R * H;
     const std::int64_t factors = factor_nbytes(w), groups = w.cols / group;
     const std::int8_t* a = x.codes;
     const float* scales = x.scales;
     const std::int16_t* minus = x.minus_halves;
+    const std::uint32_t* powers = Equalised ? x.equaliser->factors() : nullptr;
     const std::byte* at = panel + 32 * half_index;
     Vec acc[N];
     unroll<N>([&](auto i) { acc[i] = zero(); });
     for (std::int64_t g = 0; g < groups; ++g, at += w.group_nbytes) {
         const std::int8_t* activations = a + (halves ? g % 2 * 16 : 0);
         if (W != IntWeights::q4_bytes && half_index == 0) fetch_ahead(at, codes + 64);
-        __m256i low[N], high[small ? 1 : N];
-        unroll<vectors>([&](auto v) {
-            constexpr bool start = v == 0;
-            __m256i packed[H];
-            unroll<H>([&](auto h) {
-                packed[h] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at + v * 64 + h * 32));
-            });
-            // Adds the products of one quad of k to `sum`, or starts it.
-            const auto products = [&](__m256i codes_of_quad, __m256i activations, __m256i& sum,
-                                      bool first) __attribute__((always_inline)) {
-                const __m256i p = _mm256_maddubs_epi16(codes_of_quad, activations);
-                sum = first ? p : _mm256_add_epi16(sum, p);
-                asm(""
-                    : "+x"(sum));  // GCC would turn the chain of sums into a tree, whose leaves do not fit in registers
-            };
-            unroll<R>([&](auto r) {
-                const __m256i quad = splat_dword(activations + r * quant_nbytes + v * 4);
-                unroll<H>([&](auto h) {
-                    products(W == IntWeights::q4_bytes ? packed[h] : low_nibbles(packed[h]), quad, low[r * H + h],
-                             start);
-                });
-                if constexpr (!small) {
-                    unroll<H>([&](auto h) { products(high_nibbles(packed[h]), quad, high[r * H + h], start); });
-                }
-            });
-            if constexpr (nibbles) {
-                unroll<R>([&](auto r) {
-                    const __m256i quad = splat_dword(activations + r * quant_nbytes + 16 + v * 4);
-                    unroll<H>([&](auto h) { products(high_nibbles(packed[h]), quad, low[r * H + h], false); });
-                });
-            }
-        });
+        __m256i dot[N];
+        if constexpr (small) {
+            dots_of_nibbles<nibbles, Equalised, R, H>(at, powers, activations, dot);
+        } else {
+            dots_of_bytes<group / 4, R, H>(at, activations, dot);
+        }
         const std::byte* factor = at - 32 * half_index + codes;
         unroll<H>([&](auto h) {
             const Vec scale = load_factors(factor, w.half_scales, 8 * (half_index + h));
             unroll<R>([&](auto r) {
                 constexpr int i = r * H + h;
-                __m256i dot = _mm256_madd_epi16(low[i], _mm256_set1_epi16(1));
-                if constexpr (!small) dot = _mm256_add_epi32(dot, _mm256_madd_epi16(high[i], _mm256_set1_epi16(16)));
                 if (w.zero != 0) {
                     const int pair = !halves ? w.zero * 0x10001 : g % 2 ? w.zero << 16 : w.zero;
                     const __m256i sum_a = splat_dword(minus + 2 * r);
-                    dot = _mm256_add_epi32(dot, _mm256_madd_epi16(sum_a, _mm256_set1_epi32(pair)));
+                    dot[i] = _mm256_add_epi32(dot[i], _mm256_madd_epi16(sum_a, _mm256_set1_epi32(pair)));
                 }
-                acc[i] = fma(mul(scale, _mm256_cvtepi32_ps(dot)), splat(scales[r]), acc[i]);
+                acc[i] = fma(mul(scale, _mm256_cvtepi32_ps(dot[i])), splat(scales[r]), acc[i]);
             });
             if (w.has_minimum) {
                 const Vec minimum = load_factors(factor + factors, w.half_scales, 8 * (half_index + h));
@@ -96,6 +122,7 @@ LEGATO_INLINE void int_half(const PanelLayout& w, const std::byte* panel, const 
                     [&](auto r) { acc[r * H + h] = fma(minimum, splat(scaled_sum<halves>(x, r, g)), acc[r * H + h]); });
             }
         });
+        if constexpr (Equalised) powers += 16;
         if (!halves || g % 2) {
             a += x.stride * quant_nbytes;
             scales += x.stride;
@@ -107,12 +134,13 @@ LEGATO_INLINE void int_half(const PanelLayout& w, const std::byte* panel, const 
     });
 }
 
-template <IntWeights W, int R, int>
+template <IntWeights W, int R, bool Equalised>
 [[gnu::flatten]] void int_kernel(const PanelLayout& w, const std::byte* panel, const QuantisedRows& x, float* sums) {
     if constexpr (R == 1) {
-        int_half<W, 1, 2>(w, panel, x, 0, sums);
+        int_half<W, 1, Equalised, 2>(w, panel, x, 0, sums);
     } else {
-        for (int half_index = 0; half_index < 2; ++half_index) int_half<W, R, 1>(w, panel, x, half_index, sums);
+        for (int half_index = 0; half_index < 2; ++half_index)
+            int_half<W, R, Equalised, 1>(w, panel, x, half_index, sums);
     }
 }
 

@@ -18,10 +18,11 @@ LEGATO_INLINE Vec load_factors(const std::byte* from, bool half) {
     return half ? load(reinterpret_cast<const Half*>(from)) : load(reinterpret_cast<const float*>(from));
 }
 
-template <IntWeights W, int R, int Planes>
+template <IntWeights W, int R, bool Equalised>
 [[gnu::flatten]] void int_kernel(const PanelLayout& w, const std::byte* panel, const QuantisedRows& x, float* sums) {
     constexpr bool halves = W == IntWeights::q8_group16;
-    constexpr bool shifted = W == IntWeights::q4 && Planes == 1;
+    constexpr int Planes = Equalised ? 1 : 2;
+    constexpr bool shifted = W == IntWeights::q4 && Equalised;
     constexpr int group = halves ? 16 : 32;
     constexpr int quads = group / 4;
     constexpr int vectors = W == IntWeights::q4 ? quads / 2 : quads;
@@ -37,7 +38,7 @@ template <IntWeights W, int R, int Planes>
     const std::int8_t* a = x.codes;
     const float* scales = x.scales;
     const std::int16_t* minus = x.minus_halves;
-    const std::uint32_t* counts = shifted ? x.equaliser->counts() : nullptr;
+    const std::uint32_t* powers = shifted ? x.equaliser->factors() : nullptr;
     Vec acc[R];
     unroll<R>([&](auto r) { acc[r] = zero(); });
     for (std::int64_t g = 0; g < groups; ++g, panel += w.group_nbytes) {
@@ -65,8 +66,8 @@ template <IntWeights W, int R, int Planes>
                 if constexpr (W == IntWeights::q4) {
                     const __m512i first = _mm512_and_si512(packed, low),
                                   second = _mm512_and_si512(_mm512_srli_epi16(packed, 4), low);
-                    f(shifted ? shift_quad(first, counts + 2 * v) : first, v);
-                    f(shifted ? shift_quad(second, counts + 2 * v + 8) : second, std::integral_constant<int, v + 4>{});
+                    f(shifted ? scale_quad(first, powers + 2 * v) : first, v);
+                    f(shifted ? scale_quad(second, powers + 2 * v + 8) : second, std::integral_constant<int, v + 4>{});
                 } else {
                     f(packed, v);
                 }
@@ -102,7 +103,7 @@ template <IntWeights W, int R, int Planes>
             const Vec minimum = load_factors(panel + codes + factors, w.half_scales);
             unroll<R>([&](auto r) { acc[r] = fma(minimum, splat(scaled_sum<halves>(x, r, g)), acc[r]); });
         }
-        if constexpr (shifted) counts += 16;
+        if constexpr (shifted) powers += 16;
         if (!halves || g % 2) {
             a += x.stride * nbytes;
             scales += x.stride;

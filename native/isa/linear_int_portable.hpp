@@ -7,7 +7,7 @@ namespace legato::LEGATO_ISA {
 
 constexpr int int_rows = 4;
 
-template <IntWeights W, int R, int>
+template <IntWeights W, int R, bool>
 void int_kernel(const PanelLayout& w, const std::byte* panel, const QuantisedRows& x, float* sums) {
     constexpr bool halves = W == IntWeights::q8_group16;
     constexpr int group = halves ? 16 : 32;

@@ -14,7 +14,11 @@ constexpr bool int_unpacks = true;
 #else
 constexpr bool int_unpacks = false;
 #endif
-constexpr std::int64_t few_rows = 13;              // below, items are chunks of weight, read once: decode
+#if LEGATO_ISA_AVX2
+constexpr std::int64_t few_rows = 5;  // below, items are chunks of weight, read once, and unpacked on the way: decode
+#else
+constexpr std::int64_t few_rows = 13;
+#endif
 constexpr std::int64_t item_nbytes = 12 << 10;     // of weight, for few rows
 constexpr std::int64_t unpacked_most = 512 << 10;  // of an item's unpacked weights, which stay in L2
 
@@ -59,9 +63,9 @@ class IntPanels {
         const bool unpack = int_unpacks && w.kind == WeightKind::q4 && many;
         kernels_ = int_kernels_for(unpack ? IntWeights::q4_bytes : int_weights(w), x.equaliser != nullptr);
         if (!unpack) return;
-        const std::uint32_t* counts = x.equaliser != nullptr ? x.equaliser->counts() : nullptr;
+        const std::uint32_t* factors = x.equaliser != nullptr ? x.equaliser->factors() : nullptr;
         for (std::int64_t p = 0; p < end - begin; ++p)
-            layout_ = unpack_nibbles(w, panels_ + p * w.panel_nbytes, counts, unpacked + p * unpacked_nbytes(w));
+            layout_ = unpack_nibbles(w, panels_ + p * w.panel_nbytes, factors, unpacked + p * unpacked_nbytes(w));
         layout_.panel_nbytes = unpacked_nbytes(w);
         panels_ = unpacked;
     }

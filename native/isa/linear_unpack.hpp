@@ -13,18 +13,18 @@ LEGATO_INLINE __m512i splat_dword(const void* p) {
     return _mm512_set1_epi32(dword);
 }
 
-// One quad of k times 2^shift: the even columns' counts and the odd ones', from memory. Codes are below 16.
-LEGATO_INLINE __m512i shift_quad(__m512i codes, const std::uint32_t* counts) {
+// One quad of k times 2^shift: the even columns' factors and the odd ones', from memory. Codes are below 16.
+LEGATO_INLINE __m512i scale_quad(__m512i codes, const std::uint32_t* factors) {
     const __m512i bytes = _mm512_set1_epi16(0x00ff);
-    const __m512i even = _mm512_sllv_epi16(_mm512_and_si512(codes, bytes), splat_dword(counts));
-    return _mm512_or_si512(even, _mm512_sllv_epi16(_mm512_andnot_si512(bytes, codes), splat_dword(counts + 1)));
+    const __m512i even = _mm512_mullo_epi16(_mm512_and_si512(codes, bytes), splat_dword(factors));
+    return _mm512_or_si512(even, _mm512_mullo_epi16(_mm512_andnot_si512(bytes, codes), splat_dword(factors + 1)));
 }
 
-// Four quads of k in the low nibbles and four in the high ones, to bytes; with `counts` times 2^shift (see Equaliser).
-LEGATO_INLINE void unpack_group(const std::byte* panel, const std::uint32_t* counts, std::byte* out) {
+// Four quads of k in the low nibbles and four in the high ones, to bytes; times an equaliser's `factors` if not null.
+LEGATO_INLINE void unpack_group(const std::byte* panel, const std::uint32_t* factors, std::byte* out) {
     const __m512i low = _mm512_set1_epi8(15);
     const auto put = [&](int quad, __m512i codes) __attribute__((always_inline)) {
-        _mm512_store_si512(out + 64 * quad, counts != nullptr ? shift_quad(codes, counts + 2 * quad) : codes);
+        _mm512_store_si512(out + 64 * quad, factors != nullptr ? scale_quad(codes, factors + 2 * quad) : codes);
     };
     unroll<4>([&](auto v) __attribute__((always_inline)) {
         const __m512i packed = _mm512_loadu_si512(panel + 64 * v);
@@ -33,9 +33,40 @@ LEGATO_INLINE void unpack_group(const std::byte* panel, const std::uint32_t* cou
     });
 }
 
+#elif LEGATO_ISA_AVX2
+
+LEGATO_INLINE __m256i splat_dword(const void* p) {
+    std::int32_t dword;
+    std::memcpy(&dword, p, sizeof dword);
+    return _mm256_set1_epi32(dword);
+}
+
+LEGATO_INLINE __m256i low_nibbles(__m256i packed) { return _mm256_and_si256(packed, _mm256_set1_epi8(15)); }
+LEGATO_INLINE __m256i high_nibbles(__m256i packed) { return low_nibbles(_mm256_srli_epi16(packed, 4)); }
+
+// As above, for eight outputs.
+LEGATO_INLINE __m256i scale_quad(__m256i codes, const std::uint32_t* factors) {
+    const __m256i bytes = _mm256_set1_epi16(0x00ff);
+    const __m256i even = _mm256_mullo_epi16(_mm256_and_si256(codes, bytes), splat_dword(factors));
+    return _mm256_or_si256(even, _mm256_mullo_epi16(_mm256_andnot_si256(bytes, codes), splat_dword(factors + 1)));
+}
+
+LEGATO_INLINE void unpack_group(const std::byte* panel, const std::uint32_t* factors, std::byte* out) {
+    const auto put = [&](int quad, int half, __m256i codes) __attribute__((always_inline)) {
+        _mm256_store_si256(reinterpret_cast<__m256i*>(out + 64 * quad + 32 * half),
+                           factors != nullptr ? scale_quad(codes, factors + 2 * quad) : codes);
+    };
+    for (int v = 0; v < 4; ++v)
+        for (int half = 0; half < 2; ++half) {
+            const __m256i packed = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(panel + 64 * v + 32 * half));
+            put(v, half, low_nibbles(packed));
+            put(v + 4, half, high_nibbles(packed));
+        }
+}
+
 #else
 
-// Without shifts: kernels for which that is written do not equalise.
+// Without factors: these kernels do not equalise.
 LEGATO_INLINE void unpack_group(const std::byte* panel, const std::uint32_t*, std::byte* out) {
     for (int j = 0; j < 256; ++j) {
         out[j] = panel[j] & std::byte{15};
@@ -47,7 +78,7 @@ LEGATO_INLINE void unpack_group(const std::byte* panel, const std::uint32_t*, st
 
 // For many rows a panel of nibbles is first unpacked to bytes, as IntWeights::q4_bytes: the 8-bit format, scales in
 // fp32.
-inline PanelLayout unpack_nibbles(const PanelLayout& w, const std::byte* panel, const std::uint32_t* counts,
+inline PanelLayout unpack_nibbles(const PanelLayout& w, const std::byte* panel, const std::uint32_t* equaliser_factors,
                                   std::byte* out) {
     PanelLayout unpacked = w;
     unpacked.kind = WeightKind::q8;
@@ -56,8 +87,8 @@ inline PanelLayout unpack_nibbles(const PanelLayout& w, const std::byte* panel, 
     const std::int64_t codes = code_nbytes(w), factors = factor_nbytes(w);
     for (std::int64_t g = 0; g < w.cols / 32; ++g, panel += w.group_nbytes, out += unpacked.group_nbytes) {
         fetch_ahead(panel, w.group_nbytes);
-        unpack_group(panel, counts, out);
-        if (counts != nullptr) counts += 16;
+        unpack_group(panel, equaliser_factors, out);
+        if (equaliser_factors != nullptr) equaliser_factors += 16;
         load_factors(panel + codes, w.half_scales, reinterpret_cast<float*>(out + 512));
         if (w.has_minimum) load_factors(panel + codes + factors, w.half_scales, reinterpret_cast<float*>(out + 576));
     }

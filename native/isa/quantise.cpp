@@ -20,7 +20,7 @@ LEGATO_INLINE GroupFactors group_factors(float maximum, float levels = quant_lev
     return {nonzero ? maximum / levels : 0.0f, nonzero ? levels / maximum : 0.0f};
 }
 
-#if LEGATO_ISA_AVX512 || LEGATO_ISA_AMX
+#if LEGATO_ISA_AVX512 || LEGATO_ISA_AMX || LEGATO_ISA_AVX2
 
 // The sums of the first and the last 16 bytes' worth of eight int32.
 LEGATO_INLINE void add_halves(__m256i sums, std::int32_t* half_sums) {
@@ -29,6 +29,10 @@ LEGATO_INLINE void add_halves(__m256i sums, std::int32_t* half_sums) {
     half_sums[0] = _mm256_cvtsi256_si32(sums);
     half_sums[1] = _mm256_extract_epi32(sums, 4);
 }
+
+#endif
+
+#if LEGATO_ISA_AVX512 || LEGATO_ISA_AMX
 
 LEGATO_INLINE __m256i to_bytes(const __m512i* x) {
     return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm512_maskz_cvtepi32_epi8(0xffff, x[0])),
@@ -75,10 +79,15 @@ LEGATO_INLINE float quantise_group(const float* x, std::int8_t* codes, std::int3
 
 #elif LEGATO_ISA_AVX2
 
-LEGATO_INLINE float quantise_group(const float* x, std::int8_t* codes, std::int32_t* half_sums) {
+// Codes of x, or of x * down if that is not null; the sums are those of code * up.
+LEGATO_INLINE float quantise_bytes(const float* x, const float* down, __m256i up, std::int8_t* codes,
+                                   std::int32_t* half_sums) {
     const __m256 sign = _mm256_set1_ps(-0.0f);
     __m256 v[4];
-    unroll<4>([&](auto i) { v[i] = _mm256_loadu_ps(x + 8 * i); });
+    unroll<4>([&](auto i) {
+        v[i] = _mm256_loadu_ps(x + 8 * i);
+        if (down != nullptr) v[i] = _mm256_mul_ps(v[i], _mm256_loadu_ps(down + 8 * i));
+    });
     const __m256 largest = _mm256_max_ps(_mm256_max_ps(_mm256_andnot_ps(sign, v[0]), _mm256_andnot_ps(sign, v[1])),
                                          _mm256_max_ps(_mm256_andnot_ps(sign, v[2]), _mm256_andnot_ps(sign, v[3])));
     __m128 m = _mm_max_ps(_mm256_castps256_ps128(largest), _mm256_extractf128_ps(largest, 1));
@@ -92,12 +101,17 @@ LEGATO_INLINE float quantise_group(const float* x, std::int8_t* codes, std::int3
     const __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
     const __m256i ordered = _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), ordered);
-    __m256i sums = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), ordered), _mm256_set1_epi16(1));
-    sums = _mm256_hadd_epi32(sums, sums);
-    sums = _mm256_hadd_epi32(sums, sums);
-    half_sums[0] = _mm256_cvtsi256_si32(sums);
-    half_sums[1] = _mm256_extract_epi32(sums, 4);
+    add_halves(_mm256_madd_epi16(_mm256_maddubs_epi16(up, ordered), _mm256_set1_epi16(1)), half_sums);
     return factors.scale;
+}
+
+LEGATO_INLINE float quantise_group(const float* x, std::int8_t* codes, std::int32_t* half_sums) {
+    return quantise_bytes(x, nullptr, _mm256_set1_epi8(1), codes, half_sums);
+}
+
+LEGATO_INLINE float quantise_equalised(const float* x, const float* down, const std::uint8_t* up, std::int8_t* codes,
+                                       std::int32_t* half_sums) {
+    return quantise_bytes(x, down, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(up)), codes, half_sums);
 }
 
 #else
@@ -142,8 +156,8 @@ LEGATO_INLINE void quantise_at(const float* x, const QuantisedRows& q, Coding co
     std::int8_t* codes = q.codes + at * q.nbytes;
     std::int32_t half_sums[2];
     float scale;
-#if LEGATO_ISA_AVX512
-    if (coding == Coding::int8) {
+#if LEGATO_ISA_AVX512 || LEGATO_ISA_AVX2
+    if (coding == Coding::equalised) {
         const std::int64_t k = g * quant_group;
         scale = quantise_equalised(x, q.equaliser->down() + k, q.equaliser->up() + k, codes, half_sums);
     } else {

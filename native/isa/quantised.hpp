@@ -2,10 +2,10 @@
 // q = round-to-nearest-even(x * (levels / max|x|)); the value is scale * q. Beside them what the weights' zeros and
 // minima need. Measured on SmolLM2 (docs/lab-notebook.md), the most likely token is another one than in fp32 at
 //   4.5 % of positions with 127 levels, one plane of int8;
-//   1.7 % with 127 levels of equalised activations (equaliser.hpp): x and the value are those of x * 2^-shift;
+//   2 % with 127 levels of equalised activations (equaliser.hpp): x and the value are those of x * 2^-shift;
 //   0.6 % with 1,016 levels: q = 8 h + l in two planes, 32 h and then 32 l.
-// VNNI takes equalised ones for 4-bit weights, which have room for the shifts, and two planes for the others. A tile of
-// AMX does 64 products of k in the time of 32: two planes are nearly free there. AVX2 has one plane.
+// AVX2 and VNNI take equalised ones for 4-bit weights, which have room for the shifts. For the others VNNI takes two
+// planes, AVX2 one. A tile of AMX does 64 products of k in the time of 32: two planes are nearly free there.
 //
 // Rows lie in blocks of about equal size: [block, group, row of block, codes]. So the rows of a micro-kernel are
 // constant offsets from one pointer, and an AMX tile of activations is 1,024 contiguous bytes.
@@ -30,10 +30,13 @@ constexpr int quant_step = quant_planes == 2 ? 8 : 1;  // what a unit of h is wo
 constexpr float quant_levels = 127.0f * quant_step;
 constexpr std::int64_t quant_nbytes = quant_planes * quant_group;  // codes of one row and group, all planes
 #if LEGATO_ISA_AVX512
-constexpr bool quant_equalises = true;
+constexpr ShiftLimits quant_shifts{.most = 4};
+#elif LEGATO_ISA_AVX2
+constexpr ShiftLimits quant_shifts{.most = 3, .sum = 17};  // 17 * 15 * 127 fits 16 bits
 #else
-constexpr bool quant_equalises = false;
+constexpr ShiftLimits quant_shifts{};
 #endif
+constexpr bool quant_equalises = quant_shifts.most > 0;
 #if LEGATO_ISA_AMX
 constexpr std::int64_t quant_block_rows = 16;  // of a tile
 #else
@@ -53,7 +56,7 @@ struct QuantisedRows {
 };
 
 LEGATO_INLINE std::int64_t coded_nbytes(Coding coding) {
-    return quant_equalises && coding == Coding::int8 ? quant_group : quant_nbytes;
+    return coding == Coding::equalised ? quant_group : quant_nbytes;
 }
 
 // Rows of a block if there are `rows` in all: split evenly, but for AMX.

@@ -161,14 +161,12 @@ def test_logits_and_greedy_text_are_those_of_transformers(real: tuple[str, Path]
 def test_fast_activations_agree_with_fp32(real: tuple[str, Path], activations: str) -> None:
     """The most likely next token in greedy texts, in all prompts and on a page, and the perplexity of the page.
 
-    With 8 bits an activation SmolLM2 agrees at 95.0 % of all positions (llama.cpp: 95.7 %), so the kernels have 10;
-    only AVX2, where they would cost twice the instructions, stays at 8.
+    With 8 bits an activation and nothing else SmolLM2 agrees at 95.0 % of all positions (llama.cpp: 95.7 %).
     """
     from legato import _native
 
     if activations == "bf16" and _native.isa() != "amx":
         pytest.skip("bf16 activations need AMX")
-    least = 0.94 if _native.isa() == "avx2" else 0.97
     name, path = real
     record = golden(name)
     backend = load(path, activations=activations)
@@ -189,6 +187,8 @@ def test_fast_activations_agree_with_fp32(real: tuple[str, Path], activations: s
         f"{anywhere:.2%} at all positions; perplexity {perplexity:.3f}, "
         f"transformers fp32 {expected_perplexity:.3f} ({perplexity / expected_perplexity - 1:+.2%})"
     )
+    # Missed: on AVX2 the inputs of Gemma's 6-bit matrices have 8 bits and are not equalised (docs/benchmarks.md).
+    least = 0.945 if _native.isa() == "avx2" and name.startswith("gemma") else 0.97
     assert min(in_texts, anywhere) >= least
     assert perplexity == pytest.approx(expected_perplexity, rel=0.01)
 
