@@ -26,6 +26,7 @@ class Shape:
     softcap: float = 0.0
     dtype: str = "f16"
     block_tokens: int = 32
+    activations: str = "f32"  # with "int8" a kernel may round fp16 attention to bf16
 
     @property
     def cols(self) -> int:
@@ -56,7 +57,12 @@ class AttentionRig:
         self.tables = order.reshape(self.sequences, width).astype(I32)
         rows = self.max_tokens * self.sequences
         self.program = _native.Program(
-            self.kv, max_rows=rows, max_logit_rows=rows, max_seqs=self.sequences, activations="f32", max_threads=2
+            self.kv,
+            max_rows=rows,
+            max_logit_rows=rows,
+            max_seqs=self.sequences,
+            activations=shape.activations,
+            max_threads=2,
         )
         cos, sin = identity_rope(self.max_tokens, shape.head_dim)
         x = self.program.embed(_native.Matrix.pack_dense(self.qkv, dtype="f32"))

@@ -225,6 +225,30 @@ def test_a_decoder_gives_the_same_bits_in_any_chunks(isa: str, quantised: bool, 
             np.testing.assert_array_equal(logits(sizes, threads, threads == 2), whole)
 
 
+@pytest.mark.parametrize("kind", ["silu", "gelu_tanh"])
+def test_a_gate_applied_where_its_products_are_changes_no_bit(isa: str, kind: str) -> None:
+    """Two programs: in the second another reader wants the product in fp32, so that nothing is fused."""
+    table = np.random.default_rng(0).standard_normal((60, 64)).astype(np.float32)
+
+    def run(fused: bool, rows: int, threads: int) -> np.ndarray:
+        program = _native.Program(
+            _native.KvCache(1, 4, 16, 1, 8), max_rows=60, max_logit_rows=60, max_seqs=1, max_threads=2
+        )
+        x = program.embed(_native.Matrix.pack_dense(table, dtype="f32"))
+        h = program.gated(program.linear(x, [weight(96, 64, seed, quantised=True) for seed in (1, 2)]), kind)
+        y = program.linear(h, [weight(96, 96, 3, quantised=True)])
+        program.seal(y if fused else program.add(y, program.linear(h, [zeros])))
+        ids = np.arange(rows, dtype=I32)
+        program.set_profile(True)
+        out = program.run(ids, ids, np.array([0, rows], I32), np.arange(4, dtype=I32)[None], ids, threads).copy()
+        assert ("gated_linear" in program.profile()) == (fused and isa != "amx")
+        return out
+
+    zeros = _native.Matrix.pack_dense(np.zeros((96, 96), np.float32), dtype="f32")
+    for rows in (1, 4, 5, 12, 13, 31, 60):
+        np.testing.assert_array_equal(run(True, rows, 2), run(False, rows, 1))
+
+
 @pytest.mark.parametrize("name", [name for name in _native.isas() if name.startswith("avx")])
 def test_shifts_are_chosen_for_columns_that_are_always_large(name: str) -> None:
     before = _native.isa()
