@@ -168,7 +168,8 @@ def _banner(config: EngineConfig, info: EngineInfo, name: str, address: str) -> 
     import legato
 
     console = Console(highlight=False, soft_wrap=True)
-    body = f'{{"model": "{name}", "stream": true, "messages": [{{"role": "user", "content": "Why is the sky blue?"}}]}}'
+    question = '"messages": [{"role": "user", "content": "Why is the sky blue?"}]'
+    body = f'{{"model": "{name}", "stream": true, "max_tokens": 200, {question}}}'
     parts = f"weights {format_size(info.weights_bytes)}, KV {format_size(info.kv_bytes)}"
     parts += f", scratch {format_size(info.scratch_bytes)}"
     quantised = "" if config.quantize is None else f", quantised to {config.quantize}"
