@@ -75,9 +75,9 @@ nb::ndarray<nb::numpy, float> linear(const Matrix& w, Array<float, 2> x, const s
     std::optional<Equaliser> equaliser;
     if (shifts) {
         require(static_cast<std::int64_t>(shifts->shape(0)) == w.cols(), "shifts must be one a column of the weight");
-        if (kernels.shifts.most > 0)
-            equaliser.emplace(std::vector<std::uint8_t>(shifts->data(), shifts->data() + shifts->shape(0)),
-                              kernels.shifts);
+        const Matrix* parts[] = {&w};
+        if (const ShiftLimits limits = kernels.shift_limits(parts, 1); limits.most > 0)
+            equaliser.emplace(std::vector<std::uint8_t>(shifts->data(), shifts->data() + shifts->shape(0)), limits);
     }
     nb::gil_scoped_release released;
     linear_once(kernels, w, x.data(), static_cast<std::int64_t>(x.shape(0)), y.data(), kind,

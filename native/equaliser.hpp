@@ -1,8 +1,7 @@
-// Powers of two by which the columns of an activation are divided before they are coded in 8 bits. 4-bit weights are
-// multiplied by the same powers when they are unpacked to bytes, which loses nothing: codes up to 15 take factors up to
-// 16 (where products are summed in 16 bits, 8). So a column that is large for every token does not rob the other 31 of
-// its group of their precision, at no cost in products. The powers come from a few rows of real activations (`choose`)
-// and then stay, whatever is computed.
+// Powers of two by which the columns of an activation are divided before they are coded in 8 bits. Weights of up to 6
+// bits are multiplied by the same powers when they are unpacked to bytes, which loses nothing: see ShiftLimits. So a
+// column that is large for every token does not rob the other 31 of its group of their precision, at no cost in
+// products. The powers come from a few rows of real activations (`choose`) and then stay, whatever is computed.
 //
 // The idea of moving scale from activations to weights is SmoothQuant's (Xiao et al., 2022); powers of two make it
 // exact.

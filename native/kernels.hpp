@@ -30,8 +30,8 @@ enum class Activations : std::uint8_t { f32, int8, bf16 };
 // integers of 1,016 levels (AVX2: 127); or bf16.
 enum class Coding : std::uint8_t { equalised, plain, bf16 };
 
-// The shifts an instruction set has room for beside 4-bit codes. `most` 0: it does not equalise. `sum`, if not 0: what
-// 2^shift may add up to over the eight columns whose products one sum of 16 bits holds.
+// The shifts there is room for beside a weight's codes. `most` 0: none. `sum`, if not 0: what 2^shift may add up to
+// over the eight columns whose products one sum of 16 bits holds.
 struct ShiftLimits {
     int most = 0;
     int sum = 0;
@@ -51,6 +51,8 @@ struct Quantised {
 struct LinearKernels {
     // How an input that all of `parts` read is coded.
     Coding (*coding)(const Matrix* const* parts, int part_count, Activations activations);
+    // The shifts of an equalised one.
+    ShiftLimits (*shift_limits)(const Matrix* const* parts, int part_count);
     std::size_t (*quantised_nbytes)(std::int64_t rows, std::int64_t cols, Coding coding);
     void (*quantise)(const Rows& x, const Quantised& out);
     // The same for rows [begin, end) in the calling thread, without work-sharing or barrier, to follow another
@@ -78,7 +80,6 @@ struct LinearKernels {
     // Called by one thread: bytes/s of reading [data, data + nbytes) once, with the widest loads.
     double (*read_bandwidth)(const std::byte* data, std::size_t nbytes);
     bool has_bf16;
-    ShiftLimits shifts;
 };
 
 }  // namespace legato

@@ -100,7 +100,8 @@ Matrix Matrix::pack_grouped(const std::uint8_t* q, const float* scale, const flo
     const int64_t groups = cols / group;
     const bool half = exact_in_half(scale, rows * groups) && (!minimum || exact_in_half(minimum, rows * groups));
     const bool nibbles = bits == 4 && group == 32;  // 4-bit codes in groups of 16 take a byte each
-    const int moved_zero = nibbles || zero == 0 ? zero : 128;
+    const auto [low, high] = std::minmax_element(q, q + rows * cols);
+    const int moved_zero = zero == 0 || *high < 64 ? zero : 128;
     const int64_t factor_nbytes = panel_outputs * (half ? 2 : 4);
 
     PanelLayout layout{};
@@ -111,7 +112,7 @@ Matrix Matrix::pack_grouped(const std::uint8_t* q, const float* scale, const flo
     layout.zero = moved_zero;
     layout.has_minimum = minimum != nullptr;
     layout.half_scales = half;
-    const auto [low, high] = std::minmax_element(q, q + rows * cols);
+    layout.spare_bits = *high < 16 ? 4 : *high < 32 ? 3 : *high < 64 ? 2 : 0;
     layout.five_bits = zero == 0 ? *high < 32 : *high - zero < 16 && *low - zero >= -16;
     const int64_t code_nbytes = panel_outputs * group / (nibbles ? 2 : 1);
     layout.group_nbytes = code_nbytes + factor_nbytes * (minimum ? 2 : 1);

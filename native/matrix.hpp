@@ -8,7 +8,7 @@
 //   low
 //           nibble and quad v + 4 in its high nibble.
 // value = scale * (q - zero) + minimum. Scales and minima are fp16 if each of them is exactly representable, else fp32.
-// 8-bit codes are stored with zero 0 or 128, 4-bit codes as they come.
+// Codes below 64 are stored as they come, larger ones with zero 0 or 128.
 #pragma once
 
 #include <cstddef>
@@ -37,6 +37,7 @@ struct PanelLayout {
     bool has_minimum;
     bool half_scales;  // scales and minima are fp16, else fp32
     bool five_bits;    // 8 (q - zero) fits a byte: signed, or unsigned if zero is 0
+    int spare_bits;    // codes times 2^spare_bits fit an unsigned byte
 };
 
 class Matrix {

@@ -156,6 +156,7 @@ class Program {
         int buffer;
         std::int64_t cols;
         Coding coding;
+        ShiftLimits limits;
         std::unique_ptr<const Equaliser> equaliser;  // null where the kernels have none
     };
     struct PlanKey {

@@ -266,24 +266,25 @@ void Program::choose(const Op& op, Shifts& chosen) {
     }
 #pragma omp for schedule(static)
     for (std::int64_t group = 0; group < x.cols / 32; ++group)
-        Equaliser::choose(observed_.data(), x.rows, x.cols, group, kernels_->linear.shifts, shifts.data());
+        Equaliser::choose(observed_.data(), x.rows, x.cols, group, copies_[static_cast<std::size_t>(op.copy)].limits,
+                          shifts.data());
 }
 
 void Program::equalise(const Shifts& shifts) {
     const Running running(running_);
-    std::vector<std::unique_ptr<const Equaliser>> made;
-    for (const auto& exponents : shifts)
-        made.push_back(std::make_unique<const Equaliser>(exponents, kernels_->linear.shifts));
     std::vector<Copy*> equalised;
     for (Copy& copy : copies_)
         if (copy.equaliser) equalised.push_back(&copy);
-    if (made.size() != equalised.size())
-        refuse("shifts of " + std::to_string(made.size()) + " inputs, the program equalises " +
+    if (shifts.size() != equalised.size())
+        refuse("shifts of " + std::to_string(shifts.size()) + " inputs, the program equalises " +
                std::to_string(equalised.size()));
-    for (std::size_t i = 0; i < made.size(); ++i)
+    std::vector<std::unique_ptr<const Equaliser>> made;
+    for (std::size_t i = 0; i < shifts.size(); ++i) {
         if (shifts[i].size() != static_cast<std::size_t>(equalised[i]->cols))
             refuse("shifts of input " + std::to_string(i) + ": " + std::to_string(shifts[i].size()) +
                    ", it has columns: " + std::to_string(equalised[i]->cols));
+        made.push_back(std::make_unique<const Equaliser>(shifts[i], equalised[i]->limits));
+    }
     for (std::size_t i = 0; i < made.size(); ++i) equalised[i]->equaliser = std::move(made[i]);
 }
 

@@ -83,6 +83,7 @@ int Program::add_copy(int x) {
     buffers_.push_back({align(kernels.quantised_nbytes(rows, slot.cols, coding)), 0, -1, 0});
     const bool equalised = coding == Coding::equalised;
     copies_.push_back({static_cast<int>(buffers_.size()) - 1, slot.cols, coding,
+                       kernels.shift_limits(readers.data(), static_cast<int>(readers.size())),
                        equalised ? std::make_unique<const Equaliser>(slot.cols) : nullptr});
     return static_cast<int>(copies_.size()) - 1;
 }

@@ -318,13 +318,20 @@ void linear(const Matrix* const* parts, int part_count, const Rows& x, const Qua
 #endif
 }
 
-// Codes of 4 bits have room for an equaliser's shifts.
+ShiftLimits shift_limits(const Matrix* const* parts, int part_count) {
+    ShiftLimits limits{.most = quant_shifts.most};
+    for (int p = 0; p < part_count; ++p) {
+        const PanelLayout& w = parts[p]->layout();
+        if (!parts[p]->quantised()) continue;
+        if (w.spare_bits < limits.most) limits.most = w.spare_bits;
+        if (w.kind == WeightKind::q4) limits.sum = quant_shifts.sum;  // 8-bit codes are multiplied as two nibbles
+    }
+    return limits;
+}
+
 Coding coding(const Matrix* const* parts, int part_count, Activations activations) {
     if (activations == Activations::bf16) return Coding::bf16;
-    bool nibbles = quant_equalises;
-    for (int p = 0; p < part_count; ++p)
-        if (parts[p]->quantised()) nibbles = nibbles && parts[p]->layout().kind == WeightKind::q4;
-    return nibbles ? Coding::equalised : Coding::plain;
+    return shift_limits(parts, part_count).most > 0 ? Coding::equalised : Coding::plain;
 }
 
 std::size_t linear_scratch_nbytes(const Matrix* const* parts, int part_count, int threads) {
@@ -342,6 +349,7 @@ LinearKernels linear_kernels() {
     constexpr bool has_bf16 = false;
 #endif
     return {.coding = coding,
+            .shift_limits = shift_limits,
             .quantised_nbytes = quantised_nbytes,
             .quantise = quantise,
             .quantise_rows = quantise_rows,
@@ -353,8 +361,7 @@ LinearKernels linear_kernels() {
             .gather = gather,
             .fma_peak = fma_peak,
             .read_bandwidth = read_bandwidth,
-            .has_bf16 = has_bf16,
-            .shifts = quant_shifts};
+            .has_bf16 = has_bf16};
 }
 
 }  // namespace legato::LEGATO_ISA

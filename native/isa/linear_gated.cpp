@@ -96,7 +96,8 @@ bool fuses_gate(const Matrix& gate, const Matrix& up) {
 #if LEGATO_ISA_AMX
     return false;  // tiles have items of their own
 #endif
-    return gate.quantised() && up.quantised() && gate.rows() == up.rows() && gate.rows() % quant_group == 0;
+    return gate.quantised() && gate.layout().kind == up.layout().kind && gate.layout().group == up.layout().group &&
+           gate.rows() == up.rows() && gate.rows() % quant_group == 0;
 }
 
 }  // namespace legato::LEGATO_ISA

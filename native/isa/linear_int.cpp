@@ -29,20 +29,27 @@ static_assert(int_rows <= int_rows_most);
 std::int64_t int_kernel_rows() { return int_rows; }
 
 const IntKernel* int_kernels_for(IntWeights weights, bool equalised) {
+    const auto choose = [&]<IntWeights W>() {
+        if constexpr (quant_equalises)
+            if (equalised) return int_kernels<W, true>.data();
+        return int_kernels<W>.data();
+    };
     switch (weights) {
         case IntWeights::q4:
-            if constexpr (quant_equalises)
-                if (equalised) return int_kernels<IntWeights::q4, true>.data();
-            return int_kernels<IntWeights::q4>.data();
+            return choose.operator()<IntWeights::q4>();
         case IntWeights::q4_bytes:
-            if constexpr (quant_equalises)
-                if (equalised) return int_kernels<IntWeights::q4_bytes, true>.data();
-            return int_kernels<IntWeights::q4_bytes>.data();
+            return choose.operator()<IntWeights::q4_bytes>();
         case IntWeights::q8_group32:
-            return int_kernels<IntWeights::q8_group32>.data();
+            return choose.operator()<IntWeights::q8_group32>();
+        case IntWeights::q8_group16:
+            return choose.operator()<IntWeights::q8_group16>();
         default:
-            return int_kernels<IntWeights::q8_group16>.data();
+            break;
     }
+    if constexpr (quant_equalises)
+        return weights == IntWeights::q8_group32_scaled ? int_kernels<IntWeights::q8_group32_scaled, true>.data()
+                                                        : int_kernels<IntWeights::q8_group16_scaled, true>.data();
+    return nullptr;
 }
 
 }  // namespace legato::LEGATO_ISA

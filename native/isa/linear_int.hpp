@@ -20,7 +20,17 @@ namespace legato::LEGATO_ISA {
 // sums: [rows, 16], written. All rows are of one block of `x`.
 using IntKernel = void (*)(const PanelLayout& w, const std::byte* panel, const QuantisedRows& x, float* sums);
 
-enum class IntWeights { q4, q4_bytes, q8_group32, q8_group16 };
+// Packed nibbles; nibbles unpacked to bytes; bytes; and bytes already times an equaliser's powers.
+enum class IntWeights { q4, q4_bytes, q8_group32, q8_group16, q8_group32_scaled, q8_group16_scaled };
+
+constexpr bool groups_of_16(IntWeights weights) {
+    return weights == IntWeights::q8_group16 || weights == IntWeights::q8_group16_scaled;
+}
+
+// Whether a micro-kernel of equalised activations has to apply the powers itself.
+constexpr bool scales_codes(IntWeights weights) {
+    return weights == IntWeights::q4 || weights == IntWeights::q8_group32 || weights == IntWeights::q8_group16;
+}
 
 LEGATO_INLINE IntWeights int_weights(const PanelLayout& w) {
     if (w.kind == WeightKind::q4) return IntWeights::q4;

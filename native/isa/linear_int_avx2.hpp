@@ -56,13 +56,15 @@ LEGATO_INLINE void dots_of_nibbles(const std::byte* at, const std::uint32_t* pow
 }
 
 // The same for 8-bit codes: low nibbles, and 16 times the high ones.
-template <int Quads, int R, int H>
-LEGATO_INLINE void dots_of_bytes(const std::byte* at, const std::int8_t* activations, __m256i* dot) {
+template <int Quads, bool Scaled, int R, int H>
+LEGATO_INLINE void dots_of_bytes(const std::byte* at, const std::uint32_t* powers, const std::int8_t* activations,
+                                 __m256i* dot) {
     __m256i low[R * H], high[R * H];
     unroll<Quads>([&](auto quad) __attribute__((always_inline)) {
         __m256i codes[H];
         unroll<H>([&](auto h) __attribute__((always_inline)) {
             codes[h] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at + quad * 64 + h * 32));
+            if constexpr (Scaled) codes[h] = scale_quad(codes[h], powers + 2 * quad);
         });
         unroll<R>([&](auto r) __attribute__((always_inline)) {
             const __m256i a = splat_dword(activations + r * quant_nbytes + quad * 4);
@@ -81,7 +83,7 @@ LEGATO_INLINE void dots_of_bytes(const std::byte* at, const std::int8_t* activat
 template <IntWeights W, int R, bool Equalised, int H>
 LEGATO_INLINE void int_half(const PanelLayout& w, const std::byte* panel, const QuantisedRows& x, int half_index,
                             float* sums) {
-    constexpr bool halves = W == IntWeights::q8_group16;
+    constexpr bool halves = groups_of_16(W);
     constexpr bool nibbles = W == IntWeights::q4;
     constexpr bool small = nibbles || W == IntWeights::q4_bytes;
     constexpr int group = halves ? 16 : 32;
@@ -97,12 +99,12 @@ LEGATO_INLINE void int_half(const PanelLayout& w, const std::byte* panel, const 
     unroll<N>([&](auto i) { acc[i] = zero(); });
     for (std::int64_t g = 0; g < groups; ++g, at += w.group_nbytes) {
         const std::int8_t* activations = a + (halves ? g % 2 * 16 : 0);
-        if (W != IntWeights::q4_bytes && half_index == 0) fetch_ahead(at, codes + 64);
+        if (scales_codes(W) && half_index == 0) fetch_ahead(at, codes + 64);
         __m256i dot[N];
         if constexpr (small) {
             dots_of_nibbles<nibbles, Equalised, R, H>(at, powers, activations, dot);
         } else {
-            dots_of_bytes<group / 4, R, H>(at, activations, dot);
+            dots_of_bytes<group / 4, Equalised && scales_codes(W), R, H>(at, powers, activations, dot);
         }
         const std::byte* factor = at - 32 * half_index + codes;
         unroll<H>([&](auto h) {
@@ -122,7 +124,7 @@ LEGATO_INLINE void int_half(const PanelLayout& w, const std::byte* panel, const 
                     [&](auto r) { acc[r * H + h] = fma(minimum, splat(scaled_sum<halves>(x, r, g)), acc[r * H + h]); });
             }
         });
-        if constexpr (Equalised) powers += 16;
+        if constexpr (Equalised) powers += group / 2;
         if (!halves || g % 2) {
             a += x.stride * quant_nbytes;
             scales += x.stride;

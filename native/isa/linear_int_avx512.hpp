@@ -20,9 +20,9 @@ LEGATO_INLINE Vec load_factors(const std::byte* from, bool half) {
 
 template <IntWeights W, int R, bool Equalised>
 [[gnu::flatten]] void int_kernel(const PanelLayout& w, const std::byte* panel, const QuantisedRows& x, float* sums) {
-    constexpr bool halves = W == IntWeights::q8_group16;
+    constexpr bool halves = groups_of_16(W);
     constexpr int Planes = Equalised ? 1 : 2;
-    constexpr bool shifted = W == IntWeights::q4 && Equalised;
+    constexpr bool shifted = Equalised && scales_codes(W);
     constexpr int group = halves ? 16 : 32;
     constexpr int quads = group / 4;
     constexpr int vectors = W == IntWeights::q4 ? quads / 2 : quads;
@@ -42,7 +42,7 @@ template <IntWeights W, int R, bool Equalised>
     Vec acc[R];
     unroll<R>([&](auto r) { acc[r] = zero(); });
     for (std::int64_t g = 0; g < groups; ++g, panel += w.group_nbytes) {
-        if constexpr (W != IntWeights::q4_bytes) fetch_ahead(panel, codes + 64);
+        if constexpr (scales_codes(W)) fetch_ahead(panel, codes + 64);
         __m512i dot[R];
         if (w.zero != 0) {
             const __m512i zeros = _mm512_set1_epi32(!halves ? zero_pair : g % 2 ? w.zero << 16 : w.zero);
@@ -69,7 +69,7 @@ template <IntWeights W, int R, bool Equalised>
                     f(shifted ? scale_quad(first, powers + 2 * v) : first, v);
                     f(shifted ? scale_quad(second, powers + 2 * v + 8) : second, std::integral_constant<int, v + 4>{});
                 } else {
-                    f(packed, v);
+                    f(shifted ? scale_quad(packed, powers + 2 * v) : packed, v);
                 }
             });
         };
@@ -103,7 +103,7 @@ template <IntWeights W, int R, bool Equalised>
             const Vec minimum = load_factors(panel + codes + factors, w.half_scales);
             unroll<R>([&](auto r) { acc[r] = fma(minimum, splat(scaled_sum<halves>(x, r, g)), acc[r]); });
         }
-        if constexpr (shifted) powers += 16;
+        if constexpr (shifted) powers += group / 2;
         if (!halves || g % 2) {
             a += x.stride * nbytes;
             scales += x.stride;

@@ -9,7 +9,7 @@ constexpr int int_rows = 4;
 
 template <IntWeights W, int R, bool>
 void int_kernel(const PanelLayout& w, const std::byte* panel, const QuantisedRows& x, float* sums) {
-    constexpr bool halves = W == IntWeights::q8_group16;
+    constexpr bool halves = groups_of_16(W);
     constexpr int group = halves ? 16 : 32;
     const std::int64_t factors = factor_nbytes(w), codes = code_nbytes(w);
     for (int i = 0; i < R * panel_outputs; ++i) sums[i] = 0.0f;

@@ -53,19 +53,25 @@ inline Item item_of(const PanelLayout& w, std::int64_t rows, bool coded) {
     return {panels, even_block(blocks, int_row_chunk / block) * block};
 }
 
+LEGATO_INLINE IntWeights unpacked_weights(const PanelLayout& w) {
+    if (w.kind == WeightKind::q4) return IntWeights::q4_bytes;
+    return w.group == 32 ? IntWeights::q8_group32_scaled : IntWeights::q8_group16_scaled;
+}
+
 // Panels [begin, end) of a weight, ready to be multiplied with integers.
 class IntPanels {
   public:
-    // `many`: rows enough to unpack nibbles once for all of them, into `unpacked`, unpacked_nbytes() a panel.
+    // `many`: rows enough to unpack codes once for all of them, into `unpacked`, unpacked_nbytes() a panel.
     IntPanels(const PanelLayout& w, std::int64_t begin, std::int64_t end, const Quantised& x, bool many,
               std::byte* unpacked)
         : layout_(w), panels_(w.data + begin * w.panel_nbytes), begin_(begin) {
-        const bool unpack = int_unpacks && w.kind == WeightKind::q4 && many;
-        kernels_ = int_kernels_for(unpack ? IntWeights::q4_bytes : int_weights(w), x.equaliser != nullptr);
+        const bool equalised = x.equaliser != nullptr;
+        const bool unpack = int_unpacks && many && (w.kind == WeightKind::q4 || equalised);
+        kernels_ = int_kernels_for(unpack ? unpacked_weights(w) : int_weights(w), equalised);
         if (!unpack) return;
-        const std::uint32_t* factors = x.equaliser != nullptr ? x.equaliser->factors() : nullptr;
+        const std::uint32_t* factors = equalised ? x.equaliser->factors() : nullptr;
         for (std::int64_t p = 0; p < end - begin; ++p)
-            layout_ = unpack_nibbles(w, panels_ + p * w.panel_nbytes, factors, unpacked + p * unpacked_nbytes(w));
+            layout_ = unpack_panel(w, panels_ + p * w.panel_nbytes, factors, unpacked + p * unpacked_nbytes(w));
         layout_.panel_nbytes = unpacked_nbytes(w);
         panels_ = unpacked;
     }

@@ -13,7 +13,7 @@ LEGATO_INLINE __m512i splat_dword(const void* p) {
     return _mm512_set1_epi32(dword);
 }
 
-// One quad of k times 2^shift: the even columns' factors and the odd ones', from memory. Codes are below 16.
+// One quad of k times 2^shift: the even columns' factors and the odd ones', from memory. The products fit a byte.
 LEGATO_INLINE __m512i scale_quad(__m512i codes, const std::uint32_t* factors) {
     const __m512i bytes = _mm512_set1_epi16(0x00ff);
     const __m512i even = _mm512_mullo_epi16(_mm512_and_si512(codes, bytes), splat_dword(factors));
@@ -76,21 +76,40 @@ LEGATO_INLINE void unpack_group(const std::byte* panel, const std::uint32_t*, st
 
 #endif
 
-// For many rows a panel of nibbles is first unpacked to bytes, as IntWeights::q4_bytes: the 8-bit format, scales in
-// fp32.
-inline PanelLayout unpack_nibbles(const PanelLayout& w, const std::byte* panel, const std::uint32_t* equaliser_factors,
-                                  std::byte* out) {
+// Bytes of a group times an equaliser's `factors`, which are not null.
+LEGATO_INLINE void scale_bytes(const std::byte* panel, const std::uint32_t* factors, int group, std::byte* out) {
+    for (int j = 0; j < 16 * group; j += 4 * kLanes) {
+#if LEGATO_ISA_AVX512 || LEGATO_ISA_AMX
+        _mm512_store_si512(out + j, scale_quad(_mm512_loadu_si512(panel + j), factors + j / 64 * 2));
+#elif LEGATO_ISA_AVX2
+        const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(panel + j));
+        _mm256_store_si256(reinterpret_cast<__m256i*>(out + j), scale_quad(codes, factors + j / 64 * 2));
+#else
+        out[j] = panel[factors[j]];  // never: these kernels do not equalise
+#endif
+    }
+}
+
+// For many rows a panel is first unpacked: nibbles to bytes, times an equaliser's powers if `factors` is not null, and
+// scales in fp32.
+inline PanelLayout unpack_panel(const PanelLayout& w, const std::byte* panel, const std::uint32_t* factors,
+                                std::byte* out) {
     PanelLayout unpacked = w;
     unpacked.kind = WeightKind::q8;
     unpacked.half_scales = false;
-    unpacked.group_nbytes = 512 + 64 * (w.has_minimum ? 2 : 1);
-    const std::int64_t codes = code_nbytes(w), factors = factor_nbytes(w);
-    for (std::int64_t g = 0; g < w.cols / 32; ++g, panel += w.group_nbytes, out += unpacked.group_nbytes) {
+    const std::int64_t codes = code_nbytes(w), factor = factor_nbytes(w), unpacked_codes = panel_outputs * w.group;
+    unpacked.group_nbytes = unpacked_codes + 64 * (w.has_minimum ? 2 : 1);
+    for (std::int64_t g = 0; g < w.cols / w.group; ++g, panel += w.group_nbytes, out += unpacked.group_nbytes) {
         fetch_ahead(panel, w.group_nbytes);
-        unpack_group(panel, equaliser_factors, out);
-        if (equaliser_factors != nullptr) equaliser_factors += 16;
-        load_factors(panel + codes, w.half_scales, reinterpret_cast<float*>(out + 512));
-        if (w.has_minimum) load_factors(panel + codes + factors, w.half_scales, reinterpret_cast<float*>(out + 576));
+        if (w.kind == WeightKind::q4) {
+            unpack_group(panel, factors, out);
+        } else {
+            scale_bytes(panel, factors, w.group, out);
+        }
+        if (factors != nullptr) factors += w.group / 2;
+        load_factors(panel + codes, w.half_scales, reinterpret_cast<float*>(out + unpacked_codes));
+        if (w.has_minimum)
+            load_factors(panel + codes + factor, w.half_scales, reinterpret_cast<float*>(out + unpacked_codes + 64));
     }
     return unpacked;
 }

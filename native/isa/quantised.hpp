@@ -4,8 +4,9 @@
 //   4.5 % of positions with 127 levels, one plane of int8;
 //   2 % with 127 levels of equalised activations (equaliser.hpp): x and the value are those of x * 2^-shift;
 //   0.6 % with 1,016 levels: q = 8 h + l in two planes, 32 h and then 32 l.
-// AVX2 and VNNI take equalised ones for 4-bit weights, which have room for the shifts. For the others VNNI takes two
-// planes, AVX2 one. A tile of AMX does 64 products of k in the time of 32: two planes are nearly free there.
+// AVX2 and VNNI take equalised ones for weights of up to 6 bits, whose bytes have room for the shifts. For the others
+// VNNI takes two planes, AVX2 one. A tile of AMX does 64 products of k in the time of 32: two planes are nearly free
+// there.
 //
 // Rows lie in blocks of about equal size: [block, group, row of block, codes]. So the rows of a micro-kernel are
 // constant offsets from one pointer, and an AMX tile of activations is 1,024 contiguous bytes.

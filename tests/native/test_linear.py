@@ -75,9 +75,14 @@ GROUPED = [
 FORMATS: list[Grouped | Dense] = [*GROUPED, Dense("f32"), Dense("f16"), Dense("bf16")]
 
 
+def spare_bits(form: Grouped) -> int:
+    """Of a byte that holds a code."""
+    return 4 if form.top < 16 else 3 if form.top < 32 else 2 if form.top < 64 else 0
+
+
 def equalises(form: Grouped) -> bool:
-    """Whether inputs of this format are divided by powers of two before they are coded: codes need 4 spare bits."""
-    return _native.isa() in EQUALISING and form.bits == 4 and form.group == 32
+    """Whether inputs of this format are divided by powers of two before they are coded: codes need spare bits."""
+    return _native.isa() in EQUALISING and spare_bits(form) > 0
 
 
 def levels(form: Grouped) -> int:
@@ -103,13 +108,14 @@ def oracle(form: Grouped | Dense, values: np.ndarray, x: np.ndarray, shifts: np.
     return x.astype(np.float64) @ values.astype(np.float64).T
 
 
-def some_shifts(cols: int, seed: int = 2) -> np.ndarray:
-    """Any up to 4; on AVX2, whose sums have 16 bits, up to 3 for one of the eight columns that share a sum."""
-    shifts = np.random.default_rng(seed).integers(0, 5, cols).astype(np.uint8)
-    if _native.isa() != "avx2":
+def some_shifts(form: Grouped, cols: int, seed: int = 2) -> np.ndarray:
+    """Any up to the spare bits; on AVX2 up to 3, of nibbles for one of the eight columns that share a sum."""
+    most = min(spare_bits(form), 3 if _native.isa() == "avx2" else 4)
+    shifts = np.random.default_rng(seed).integers(0, most + 1, cols).astype(np.uint8)
+    if _native.isa() != "avx2" or form.group != 32 or form.bits != 4:
         return shifts
     k = np.arange(cols)
-    return np.where((k // 4 % 4 == k // 32 % 4) & (k % 2 == 0), np.minimum(shifts, 3), 0).astype(np.uint8)
+    return np.where((k // 4 % 4 == k // 32 % 4) & (k % 2 == 0), shifts, 0).astype(np.uint8)
 
 
 def activations(rows: int, cols: int, seed: int = 1) -> np.ndarray:
@@ -151,7 +157,7 @@ def test_equalised_columns_are_coded_at_their_own_scale(isa: str, form: Grouped)
     """Columns 16 times as large as the others: their shifts give those 4 bits more, where the weights have room."""
     for outputs, cols in ((37, 96), (48, 544)):
         packed, values = form.make(outputs, cols)
-        shifts = some_shifts(cols)
+        shifts = some_shifts(form, cols)
         for rows in (1, 2, 5, 13, 24, 25, 33):
             x = activations(rows, cols) * np.exp2(shifts.astype(F32))
             y = packed.linear(x, shifts=shifts, threads=2)
@@ -185,7 +191,7 @@ def test_a_row_keeps_its_bits_in_any_company(form: Grouped | Dense, mode: str, d
     try:
         for name in _native.isas():
             _native.set_isa(name)
-            shifts = some_shifts(160)
+            shifts = some_shifts(form, 160) if isinstance(form, Grouped) else None
             whole = packed.linear(x, activations=mode, shifts=shifts, threads=1)
             some = packed.linear(np.ascontiguousarray(x[chosen]), activations=mode, shifts=shifts, threads=threads)
             assert np.array_equal(some.view(np.uint32), whole[chosen].view(np.uint32)), name
@@ -197,7 +203,7 @@ def test_a_row_keeps_its_bits_in_any_company(form: Grouped | Dense, mode: str, d
 @pytest.mark.parametrize("mode", ["int8", "f32"])
 def test_every_instruction_set_with_fused_multiply_add_gives_the_same_bits(form: Grouped | Dense, mode: str) -> None:
     # Integer activations are coded as fits the instruction set: AVX2's are coarser, and AMX does not equalise.
-    others = {"avx2", "amx"} if form.name.startswith("w4") else {"avx2"}
+    others = {"avx2", "amx"} if isinstance(form, Grouped) and spare_bits(form) else {"avx2"}
     names = [name for name in FUSED_ISAS if name not in others or mode == "f32" or isinstance(form, Dense)]
     if len(names) < 2:
         pytest.skip("needs two such instruction sets")
@@ -223,7 +229,8 @@ def test_extreme_codes_and_activations_do_not_overflow(isa: str) -> None:
         scale = np.ones((16, cols // form.group), F32)
         minimum = np.zeros_like(scale) if form.minimum else None
         packed = Matrix.pack_grouped(q, scale, minimum, zero=form.zero, bits=form.bits, group=form.group)
-        shifts = np.full(cols, 4, np.uint8) if _native.isa() != "avx2" else some_shifts(cols)
+        most = np.full(cols, spare_bits(form), np.uint8)
+        shifts = some_shifts(form, cols) if _native.isa() == "avx2" else most
         powers = np.exp2(shifts.astype(F32)) if equalises(form) else np.ones(cols, F32)
         for sign in (1, -1):
             for rows in (1, 20, 40):
