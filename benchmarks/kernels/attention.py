@@ -27,7 +27,12 @@ def measure(
     kv = _native.KvCache(1, sequences * width, BLOCK_TOKENS, kv_heads, dim, args.kv_dtype)
     chunk = max(512, sequences * rows)
     program = _native.Program(
-        kv, max_rows=chunk, max_logit_rows=1, max_seqs=max(sequences, 1), activations="f32", max_threads=args.threads
+        kv,
+        max_rows=chunk,
+        max_logit_rows=1,
+        max_seqs=max(sequences, 1),
+        activations=args.activations,
+        max_threads=args.threads,
     )
     table = np.random.default_rng(0).standard_normal((64, (heads + 2 * kv_heads) * dim)).astype(np.float32)
     cos, sin = np.ones((total, dim // 2), np.float32), np.zeros((total, dim // 2), np.float32)
@@ -63,6 +68,9 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=9)
     parser.add_argument("--kv-heads", type=int, default=3)
     parser.add_argument("--head-dim", type=int, default=64)
+    parser.add_argument(
+        "--activations", default="int8", choices=["int8", "f32"], help="int8: fp16 attention may be rounded to bf16"
+    )
     parser.add_argument("--kv-dtype", default="f16", choices=["f16", "f32"])
     parser.add_argument("--prefixes", type=int, nargs="*", default=[0, 2048, 8192])
     parser.add_argument("--contexts", type=int, nargs="*", default=[128, 2048, 8192])

@@ -370,7 +370,7 @@ class Item {
     const std::int64_t padded_dim_;
     const std::int64_t position_;  // of the first row
     const Scratch scratch_;
-    const Tiles tiles_;
+    Tiles tiles_;
 };
 
 template <class T, class Tiles>

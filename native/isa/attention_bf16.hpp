@@ -27,24 +27,20 @@ LEGATO_INLINE __m512i round_pair(Vec a, Vec b) { return join_bf16(bf16_bits(a), 
 LEGATO_INLINE __m512i splat_pair(std::uint32_t pair) { return _mm512_set1_epi32(static_cast<int>(pair)); }
 
 // to[r][16 j] for R rows and `Vecs` vectors of sums: `steps` blocks of 16 pairs of `a` (rows a_stride apart) with as
-// many of `b`, where vector j of block s begins at b + (s * step_stride + j * sum_stride) * 256. From 0 if `fresh`.
-template <int R, int Vecs>
-LEGATO_INLINE void pair_products(const std::uint32_t* a, std::int64_t a_stride, const std::uint32_t* b,
-                                 std::int64_t steps, std::int64_t step_stride, std::int64_t sum_stride, bool fresh,
+// many of b; b(s, i, j) are pairs i of block s for vector j. From 0 if `fresh`.
+template <int R, int Vecs, class B>
+LEGATO_INLINE void pair_products(const std::uint32_t* a, std::int64_t a_stride, std::int64_t steps, B&& b, bool fresh,
                                  float* to, std::int64_t to_stride) {
-    constexpr std::int64_t block = kKeyLanes * kKeyLanes;
     Vec sums[R][Vecs];
     unroll<R>([&](auto r) __attribute__((always_inline)) {
         unroll<Vecs>([&](auto j) __attribute__((always_inline)) {
             sums[r][j] = fresh ? zero() : load(to + r * to_stride + j * kKeyLanes);
         });
     });
-    for (std::int64_t s = 0; s < steps; ++s, a += kKeyLanes, b += step_stride * block)
+    for (std::int64_t s = 0; s < steps; ++s, a += kKeyLanes)
         for (std::int64_t i = 0; i < kKeyLanes; ++i) {
             __m512i x[Vecs];
-            unroll<Vecs>([&](auto j) __attribute__((always_inline)) {
-                x[j] = _mm512_load_si512(b + j * sum_stride * block + i * kKeyLanes);
-            });
+            unroll<Vecs>([&](auto j) __attribute__((always_inline)) { x[j] = b(s, i, j); });
             unroll<R>([&](auto r) __attribute__((always_inline)) {
                 const __m512i pair = splat_pair(a[r * a_stride + i]);
                 unroll<Vecs>([&](auto j)
@@ -67,14 +63,15 @@ LEGATO_INLINE void for_row_blocks(std::int64_t count, F&& f) {
     });
 }
 
-// One thread's operands; the interface of AmxTiles, whose comment tells the caller's loop.
+// One thread's operands; the interface of AmxTiles, whose comment tells the caller's loop. Many rows share the rounding
+// of a tile, which goes through scratch; few (a decode) round keys and values in registers as they read them.
 class Bf16Tiles {
   public:
     static constexpr bool used = true;
     static constexpr bool whole_blocks = false;  // rows are done as many as there are
 
     Bf16Tiles(std::byte* scratch, std::int64_t rows, std::int64_t dim, std::int64_t padded_dim)
-        : dim_(dim), padded_dim_(padded_dim), pairs_((dim + kPairKeys - 1) / kPairKeys) {
+        : dim_(dim), vectors_(padded_dim / kKeyLanes), pairs_((dim + kPairKeys - 1) / kPairKeys) {
         auto* at = reinterpret_cast<std::uint32_t*>(scratch);
         const auto take = [&](std::int64_t count) {
             std::uint32_t* taken = at;
@@ -83,8 +80,8 @@ class Bf16Tiles {
         };
         queries_ = take(rows * query_stride());
         weights_ = take(rows * weight_stride);
-        keys_ = take(kTileBlocks * pairs_ * kKeyLanes * kKeyLanes);
-        values_ = take(kTilePairs * padded_dim * kKeyLanes);
+        keys_ = take(kTileBlocks * pairs_ * kBlock);
+        values_ = take(kTilePairs * vectors_ * kBlock);
         nbytes_ = static_cast<std::size_t>(reinterpret_cast<std::byte*>(at) - scratch);
     }
 
@@ -93,7 +90,8 @@ class Bf16Tiles {
     static void configure() {}
     static void release() {}
 
-    void load_queries(const float* q, std::int64_t rows) const {
+    void load_queries(const float* q, std::int64_t rows) {
+        few_ = rows <= kRegisterRows;
         for (std::int64_t m = 0; m < rows; ++m)
             for (std::int64_t p = 0; p < pairs_; ++p) {
                 Vec part[2];
@@ -106,21 +104,15 @@ class Bf16Tiles {
             }
     }
 
-    // Blocks of 16 keys [first, last) of a tile; meanwhile fetches its values, and `ahead`'s keys.
-    void load_keys(const Tile<Half>& tile, std::int64_t first, std::int64_t last, const Ahead<Half>& ahead) const {
-        for (std::int64_t b = first; b < last; ++b) {
-            const Half* keys = tile.keys[b];
-            std::uint32_t* to = keys_ + b * pairs_ * kKeyLanes * kKeyLanes;
+    // Blocks of 16 keys [first, last) of a tile; its values, and `ahead`'s keys, are fetched meanwhile.
+    void load_keys(const Tile<Half>& tile, std::int64_t first, std::int64_t last, const Ahead<Half>& ahead) {
+        tile_ = tile;
+        ahead_ = ahead;
+        if (few_) return;
+        for (std::int64_t b = first; b < last; ++b)
             for (std::int64_t p = 0; p < pairs_; ++p)
-                for (std::int64_t i = 0; i < kKeyLanes; ++i, to += kKeyLanes) {
-                    const std::int64_t d = p * kPairKeys + i;
-                    const Vec low = d < dim_ ? load(keys + d * kKeyLanes) : zero();
-                    const Vec high = d + kKeyLanes < dim_ ? load(keys + (d + kKeyLanes) * kKeyLanes) : zero();
-                    _mm512_store_si512(to, round_pair(low, high));
-                    __builtin_prefetch(tile.values[b] + (p * kKeyLanes + i) * kPairKeys);
-                    __builtin_prefetch(ahead.keys[b] + (p * kKeyLanes + i) * kPairKeys);
-                }
-        }
+                for (std::int64_t i = 0; i < kKeyLanes; ++i)
+                    _mm512_store_si512(keys_ + (b * pairs_ + p) * kBlock + i * kKeyLanes, key_pairs(b, p, i));
     }
 
     // Scores of rows [m, m + count) against blocks [first, last) of the tile loaded; rows of `scores` are a split
@@ -129,14 +121,21 @@ class Bf16Tiles {
         for_row_blocks(count, [&](auto r, std::int64_t at) __attribute__((always_inline)) {
             const std::uint32_t* q = queries_ + (m + at) * query_stride();
             float* to = scores + at * kSplitKeys;
-            const std::int64_t block = pairs_ * kKeyLanes * kKeyLanes;
-            if (last - first == kTileBlocks) {
-                pair_products<r, kTileBlocks>(q, query_stride(), keys_, pairs_, 1, pairs_, true, to, kSplitKeys);
-            } else {
-                for (std::int64_t b = first; b < last; ++b)
-                    pair_products<r, 1>(q, query_stride(), keys_ + b * block, pairs_, 1, pairs_, true,
-                                        to + b * kKeyLanes, kSplitKeys);
-            }
+            const auto blocks = [&](auto vecs, std::int64_t b) __attribute__((always_inline)) {
+                const auto stored = [&](std::int64_t p, std::int64_t i, auto j) __attribute__((always_inline)) {
+                    return _mm512_load_si512(keys_ + ((b + j) * pairs_ + p) * kBlock + i * kKeyLanes);
+                };
+                const auto rounded = [&](std::int64_t p, std::int64_t i, auto j)
+                                         __attribute__((always_inline)) { return key_pairs(b + j, p, i); };
+                float* out = to + b * kKeyLanes;
+                if (few_) {
+                    pair_products<r, vecs>(q, query_stride(), pairs_, rounded, true, out, kSplitKeys);
+                } else {
+                    pair_products<r, vecs>(q, query_stride(), pairs_, stored, true, out, kSplitKeys);
+                }
+            };
+            if (last - first == kTileBlocks) return blocks(std::integral_constant<int, kTileBlocks>{}, first);
+            for (std::int64_t b = first; b < last; ++b) blocks(std::integral_constant<int, 1>{}, b);
         });
     }
 
@@ -158,54 +157,87 @@ class Bf16Tiles {
         return maximum;
     }
 
-    // Pairs of blocks of 16 values [first, last) of a tile; values from `count` on are not there yet. Meanwhile fetches
-    // `ahead`'s keys, if there are any.
+    // Pairs of blocks of 16 values [first, last) of a tile; values from `count` on are not there yet. `ahead`'s keys
+    // are fetched meanwhile, if there are any.
     void load_values(const Tile<Half>& tile, std::int64_t first, std::int64_t last, std::int64_t count,
-                     const Ahead<Half>* ahead) const {
-        const std::int64_t vectors = padded_dim_ / kKeyLanes;
+                     const Ahead<Half>* ahead) {
+        tile_ = tile;
+        count_ = count;
+        fetches_ = ahead != nullptr;
+        if (fetches_) ahead_ = *ahead;
+        if (few_) return;
         for (std::int64_t p = first; p < last; ++p)
-            for (std::int64_t t = 0; t < vectors; ++t)
-                for (std::int64_t i = 0; i < kKeyLanes; ++i) {
-                    const std::int64_t from = i * padded_dim_ + t * kKeyLanes, left = count - p * kPairKeys;
-                    const Vec low = i < left ? load(tile.values[2 * p] + from) : zero();
-                    const Vec high = i + kKeyLanes < left ? load(tile.values[2 * p + 1] + from) : zero();
-                    _mm512_store_si512(values_ + ((p * vectors + t) * kKeyLanes + i) * kKeyLanes,
-                                       round_pair(low, high));
-                    if (ahead == nullptr || t % 2 != 0) continue;
-                    __builtin_prefetch(ahead->keys[2 * p] + from);
-                    __builtin_prefetch(ahead->keys[2 * p + 1] + from);
-                }
+            for (std::int64_t i = 0; i < kKeyLanes; ++i)
+                for (std::int64_t t = 0; t < vectors_; ++t)
+                    _mm512_store_si512(values_ + (p * vectors_ + t) * kBlock + i * kKeyLanes, value_pairs(p, i, t));
     }
 
     // Adds pairs [first, last) of the tile loaded, which is at `at` in its split, to out[count][padded_dim] of rows
     // from m on.
     void weigh(std::int64_t m, std::int64_t count, std::int64_t at, std::int64_t first, std::int64_t last, bool fresh,
                float* out) const {
-        const std::int64_t vectors = padded_dim_ / kKeyLanes;
         for_row_blocks(count, [&](auto r, std::int64_t row) __attribute__((always_inline)) {
             const std::uint32_t* w = weights_ + (m + row) * weight_stride + (at / kPairKeys + first) * kKeyLanes;
-            const std::uint32_t* v = values_ + first * vectors * kKeyLanes * kKeyLanes;
-            float* to = out + row * padded_dim_;
+            float* to = out + row * vectors_ * kKeyLanes;
+            const auto dims = [&](auto vecs, std::int64_t t) __attribute__((always_inline)) {
+                const auto stored = [&](std::int64_t p, std::int64_t i, auto j) __attribute__((always_inline)) {
+                    return _mm512_load_si512(values_ + ((first + p) * vectors_ + t + j) * kBlock + i * kKeyLanes);
+                };
+                const auto rounded = [&](std::int64_t p, std::int64_t i, auto j)
+                                         __attribute__((always_inline)) { return value_pairs(first + p, i, t + j); };
+                float* columns = to + t * kKeyLanes;
+                if (few_) {
+                    pair_products<r, vecs>(w, weight_stride, last - first, rounded, fresh, columns,
+                                           vectors_ * kKeyLanes);
+                } else {
+                    pair_products<r, vecs>(w, weight_stride, last - first, stored, fresh, columns,
+                                           vectors_ * kKeyLanes);
+                }
+            };
             std::int64_t t = 0;
-            for (; t + 4 <= vectors; t += 4)
-                pair_products<r, 4>(w, weight_stride, v + t * kKeyLanes * kKeyLanes, last - first, vectors, 1, fresh,
-                                    to + t * kKeyLanes, padded_dim_);
-            for (; t < vectors; ++t)
-                pair_products<r, 1>(w, weight_stride, v + t * kKeyLanes * kKeyLanes, last - first, vectors, 1, fresh,
-                                    to + t * kKeyLanes, padded_dim_);
+            for (; t + 4 <= vectors_; t += 4) dims(std::integral_constant<int, 4>{}, t);
+            for (; t < vectors_; ++t) dims(std::integral_constant<int, 1>{}, t);
         });
     }
 
   private:
+    static constexpr std::int64_t kBlock = kKeyLanes * kKeyLanes;
     static constexpr std::int64_t weight_stride = kSplitPairs * kKeyLanes;
     std::int64_t query_stride() const { return pairs_ * kKeyLanes; }
 
-    std::int64_t dim_, padded_dim_, pairs_;
+    // Dimensions 32 p + i and 32 p + i + 16 of 16 keys; fetches as much of their values and of the keys to come.
+    LEGATO_INLINE __m512i key_pairs(std::int64_t b, std::int64_t p, std::int64_t i) const {
+        const Half* keys = tile_.keys[b];
+        const std::int64_t d = p * kPairKeys + i, line = (p * kKeyLanes + i) * kPairKeys;
+        __builtin_prefetch(tile_.values[b] + line);
+        __builtin_prefetch(ahead_.keys[b] + line);
+        const Vec low = d < dim_ ? load(keys + d * kKeyLanes) : zero();
+        const Vec high = d + kKeyLanes < dim_ ? load(keys + (d + kKeyLanes) * kKeyLanes) : zero();
+        return round_pair(low, high);
+    }
+
+    // Values 32 p + i and 32 p + i + 16 in 16 dimensions; fetches as much of the keys to come.
+    LEGATO_INLINE __m512i value_pairs(std::int64_t p, std::int64_t i, std::int64_t t) const {
+        const std::int64_t from = (i * vectors_ + t) * kKeyLanes, left = count_ - p * kPairKeys;
+        if (fetches_ && t % 2 == 0) {
+            __builtin_prefetch(ahead_.keys[2 * p] + from);
+            __builtin_prefetch(ahead_.keys[2 * p + 1] + from);
+        }
+        const Vec low = i < left ? load(tile_.values[2 * p] + from) : zero();
+        const Vec high = i + kKeyLanes < left ? load(tile_.values[2 * p + 1] + from) : zero();
+        return round_pair(low, high);
+    }
+
+    std::int64_t dim_, vectors_, pairs_;
     std::uint32_t* queries_;  // [rows][pairs of dimensions]
     std::uint32_t* weights_;  // [rows][pairs of keys of a split]
     std::uint32_t* keys_;     // [blocks of 16 keys][pairs of dimensions][16 keys]
     std::uint32_t* values_;   // [32 keys][16 dimensions][16 pairs of keys][16]
     std::size_t nbytes_;
+    bool few_ = false, fetches_ = false;
+    std::int64_t count_ = 0;
+    Tile<Half> tile_{};
+    Ahead<Half> ahead_{};
 };
 
 }  // namespace legato::LEGATO_ISA
