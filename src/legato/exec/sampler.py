@@ -142,7 +142,7 @@ def candidates(logits: FloatArray, sampling: Sampling) -> tuple[Ids | None, Floa
     # A temperature too small for float32 is greedy: dividing by the smallest normal number keeps 0 / t at 0.
     weights = np.exp((kept - largest) / max(np.float32(sampling.temperature), np.finfo(np.float32).tiny))
     if sampling.top_p < 1.0:
-        ids, weights = _keep(ids, weights, _nucleus(weights, sampling.top_p))
+        ids, weights = _keep(ids, weights, _nucleus(weights, kept, sampling.top_p))
     return ids, weights
 
 
@@ -190,8 +190,12 @@ def _at_least(values: NDArray[Any], edge: Any, count: int) -> Ids:
     return np.flatnonzero(kept)
 
 
-def _nucleus(weights: FloatArray, top_p: float) -> Ids:
-    """Indices, ascending, of the fewest largest weights whose sum reaches `top_p` of the total."""
+def _nucleus(weights: FloatArray, logits: FloatArray, top_p: float) -> Ids:
+    """Indices, ascending, of the fewest largest weights whose sum reaches `top_p` of the total.
+
+    Logits that differ may have equal weights in float32: the larger logit comes first, so that the largest is always
+    kept; then the lower index.
+    """
     total = weights.sum(dtype=np.float64)
     # Weights under this bound sum to less than half of what may be left out, so no rounding can put one in the nucleus:
     # of a vocabulary of 49,152, a few hundred remain to be sorted.
@@ -199,4 +203,8 @@ def _nucleus(weights: FloatArray, top_p: float) -> Ids:
     descending = np.sort(weights[weights >= bound])[::-1]
     reached = np.cumsum(descending, dtype=np.float64)
     count = min(int(np.searchsorted(reached, top_p * total, side="left")) + 1, len(descending))
-    return _at_least(weights, descending[count - 1], count)
+    edge = descending[count - 1]
+    kept = weights > edge
+    equal = np.flatnonzero(weights == edge)
+    kept[equal[np.argsort(-logits[equal], kind="stable")[: count - np.count_nonzero(kept)]]] = True
+    return np.flatnonzero(kept)
