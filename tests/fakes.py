@@ -42,6 +42,11 @@ class FakeExecutor:
     def bind(self, source: RowSource) -> None:
         self._source = source
 
+    def give_up(self, plan: StepPlan) -> None:
+        """A plan that was applied and will not be executed, since the step before it failed: its victims start anew."""
+        for request_id in plan.preempt:
+            self._written[request_id] = 0
+
     def execute(self, plan: StepPlan) -> StepResult:
         self.steps += 1
         self.rows += plan.rows

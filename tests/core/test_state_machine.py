@@ -106,6 +106,8 @@ class Scheduling(RuleBasedStateMachine):
         if dice:
             return
         self.note(self.state.abort_steps("dropped"))
+        for plan in self.planned:
+            self.executor.give_up(plan)
         self.planned.clear()
         self.executed = None
 

@@ -18,7 +18,8 @@ class Executor(Protocol):
         """Computes every row of `plan`, writes its K and V into the blocks, samples where `plan.samples` says so.
 
         Reads the bound source only when it begins. An exception fails the requests of this step and no others; it must
-        leave the executor able to carry out the next plan.
+        leave the executor able to carry out the next plan. A plan made ahead of a step that fails is given up, its
+        preemptions with it: whoever keeps state by request takes a start of 0 for a new beginning.
         """
 
 
