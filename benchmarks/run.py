@@ -21,6 +21,18 @@ def run(title: str, *command: str) -> None:
     subprocess.run([sys.executable, *command], cwd=HERE.parent, check=True)
 
 
+def dequantised(model: str) -> list[str]:
+    """`--weights FOLDER` of the file's dequantised weights, made where the environment for that is; else nothing."""
+    folder = HERE / "peers" / f".weights-{Path(model).stem}"
+    python = HERE / "peers" / ".venv-transformers_cpu" / "bin" / "python"
+    if not folder.exists() and python.exists():
+        partial = folder.with_name(folder.name + ".part")
+        script = str(HERE / "peers" / "dequantise.py")
+        subprocess.run([str(python), script, "--model", model, "--out", str(partial)], check=True)
+        partial.rename(folder)
+    return ["--weights", str(folder)] if folder.exists() else []
+
+
 def main() -> None:
     """Measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -32,7 +44,8 @@ def main() -> None:
     run("Linear layers against this machine's limits", "benchmarks/kernels/linear.py")
     run("Attention", "benchmarks/kernels/attention.py")
     run("What the server costs", "benchmarks/server_overhead.py")
-    run("Legato and the peers, in turn", "benchmarks/compare.py", "--model", model, "--rounds", options.rounds)
+    rounds = ["--rounds", options.rounds]
+    run("Legato and the peers, in turn", "benchmarks/compare.py", "--model", model, *rounds, *dequantised(model))
 
 
 if __name__ == "__main__":
