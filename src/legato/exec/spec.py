@@ -34,7 +34,10 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """Dimensions and options of one model. Sizes are elements; `ffn` is the width of gate and up each."""
+    """Dimensions and options of one model. Sizes are elements; `ffn` is the width of gate and up each.
+
+    `first_token`: what sequences begin with, if the file names one; sampling activations without it would mislead.
+    """
 
     architecture: str
     name: str
@@ -57,6 +60,7 @@ class ModelSpec:
     tied_embeddings: bool = True
     attention_softcap: float | None = None
     logit_softcap: float | None = None
+    first_token: int | None = None
 
     @property
     def q_width(self) -> int:

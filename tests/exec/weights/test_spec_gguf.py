@@ -40,6 +40,16 @@ def test_llama(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(("flag", "bos", "first"), [(None, 1, 1), (True, 1, 1), (False, 1, None), (True, VOCAB, None)])
+def test_sequences_begin_with_the_token_that_is_put_in_front(
+    tmp_path: Path, flag: bool | None, bos: int, first: int | None
+) -> None:
+    keys: dict[str, Any] = {"tokenizer.ggml.bos_token_id": bos}
+    if flag is not None:
+        keys["tokenizer.ggml.add_bos_token"] = flag
+    assert spec(tmp_path, keys=keys).first_token == first
+
+
 def test_qwen2_has_biases_and_half_split_rotation(tmp_path: Path) -> None:
     found = spec(tmp_path, "qwen2")
     assert found.qkv_bias and not found.qk_norm and not found.ropes[0].interleaved

@@ -32,6 +32,12 @@ def test_llama() -> None:
     assert found.attention_scale == 0.125 and not found.tied_embeddings and found.activation == "silu"
 
 
+def test_sequences_begin_with_the_token_that_the_config_names() -> None:
+    assert spec("llama", bos_token_id=1).first_token == 1
+    for other in (None, [1], 10**9):
+        assert spec("llama", bos_token_id=other).first_token is None
+
+
 def test_head_size_defaults_to_its_share_of_the_hidden_size() -> None:
     assert spec("llama", head_dim=...).head_dim == 64
     assert spec("qwen3", head_dim=...).head_dim == 128

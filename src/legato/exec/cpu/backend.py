@@ -81,7 +81,7 @@ def choose_shifts(
     if not program.shifts:
         return []
     return program.choose_shifts(
-        _sample_ids(spec.vocab, rows),
+        _sample_ids(spec),
         np.tile(np.arange(_SAMPLE_TOKENS, dtype=np.int32), _SAMPLE_SEQUENCES),
         np.arange(_SAMPLE_SEQUENCES + 1, dtype=np.int32) * _SAMPLE_TOKENS,
         np.arange(_SAMPLE_SEQUENCES * blocks, dtype=np.int32).reshape(_SAMPLE_SEQUENCES, blocks),
@@ -90,13 +90,15 @@ def choose_shifts(
     )
 
 
-def _sample_ids(vocab: int, count: int) -> NDArray[np.int32]:
+def _sample_ids(spec: ModelSpec) -> NDArray[np.int32]:
     """Token ids, evenly spread in their logarithm from 200 on: a vocabulary's early merges are its common words."""
     golden_ratio = 0.6180339887498949
-    spread = np.arange(count) * golden_ratio % 1.0
-    least = min(200, vocab // 2)
-    ids = np.floor(least * (vocab / max(least, 1)) ** spread)
-    return np.asarray(np.clip(ids, 0, vocab - 1), np.int32)
+    spread = np.arange(_SAMPLE_SEQUENCES * _SAMPLE_TOKENS) * golden_ratio % 1.0
+    least = min(200, spec.vocab // 2)
+    ids = np.asarray(np.clip(least * (spec.vocab / max(least, 1)) ** spread, 0, spec.vocab - 1), np.int32)
+    if spec.first_token is not None:
+        ids[::_SAMPLE_TOKENS] = spec.first_token
+    return ids
 
 
 class CpuBackend:

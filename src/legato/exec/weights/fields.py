@@ -43,6 +43,11 @@ class Fields:
             raise self._wrong(key, value, f"between {low:,} and {high:,}")
         return value
 
+    def token_id(self, key: str, vocab: int) -> int | None:
+        """A token id below `vocab`; None if absent or anything else: who needs the token checks it."""
+        value = self.raw(key)
+        return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < vocab else None
+
     def number(self, key: str, default: float | None = None, *, positive: bool = True) -> float:
         """A finite float, above zero unless said otherwise."""
         value = self._get(key, default)

@@ -43,6 +43,7 @@ def spec_from_gguf(
         raise ModelUnsupported(f"{source}: keys of {head_dim} and values of {value_dim} elements are not implemented")
     layers = fields.integer("block_count", high=MAX_LAYERS)
     gemma = architecture == "gemma3"
+    vocab = _vocab(general, shapes, source)
     return ModelSpec(
         architecture=architecture,
         name=general.text("general.name", architecture),
@@ -51,7 +52,7 @@ def spec_from_gguf(
         kv_heads=kv_heads,
         head_dim=head_dim,
         ffn=fields.integer("feed_forward_length"),
-        vocab=_vocab(general, shapes, source),
+        vocab=vocab,
         context_length=fields.integer("context_length", high=MAX_CONTEXT),
         norm_eps=fields.number("attention.layer_norm_rms_epsilon"),
         activation="gelu_tanh" if gemma else "silu",
@@ -66,7 +67,14 @@ def spec_from_gguf(
         tied_embeddings="output.weight" not in shapes,
         attention_softcap=_softcap(fields, "attn_logit_softcapping"),
         logit_softcap=_softcap(fields, "final_logit_softcapping"),
+        first_token=_first_token(general, vocab),
     )
+
+
+def _first_token(general: Fields, vocab: int) -> int | None:
+    if general.raw("tokenizer.ggml.add_bos_token") is False:
+        return None
+    return general.token_id("tokenizer.ggml.bos_token_id", vocab)
 
 
 def _vocab(general: Fields, shapes: Mapping[str, tuple[int, ...]], source: str) -> int:

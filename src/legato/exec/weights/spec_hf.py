@@ -99,6 +99,7 @@ def _spec(fields: Fields, architecture: str, outer: Fields) -> ModelSpec:
         tied_embeddings=outer.flag("tie_word_embeddings", fields.flag("tie_word_embeddings", False)),
         attention_softcap=_optional(fields, "attn_logit_softcapping"),
         logit_softcap=_optional(fields, "final_logit_softcapping"),
+        first_token=outer.token_id("bos_token_id", fields.integer("vocab_size")),
     )
 
 
