@@ -59,16 +59,16 @@ class LegatoPeer:
         assert isinstance(executor, ModelExecutor)
         assert isinstance(executor._backend, CpuBackend)
         program = executor._backend.program
-        kind, _, count = measure.partition(":")
+        kind, count = harness.parse_measure(measure)
         if kind == "decode":
-            self._begin_decode(prompts.decode_prompts(int(count), seed=987_654), prompts.DECODE_STEPS)
+            self._begin_decode(prompts.decode_prompts(count, seed=987_654), prompts.DECODE_STEPS)
         executor.clock = StepClock(time.perf_counter)
         program.set_profile(True)
         if kind == "decode":
             for _ in range(prompts.DECODE_STEPS):
                 self._engine.step()
         else:
-            self.prefill_s(prompts.random_prompt(int(count), seed=987_654))
+            self.prefill_s(prompts.random_prompt(count, seed=987_654))
         table = profile_table(executor.clock, program.profile())
         program.set_profile(False)
         executor.clock = None

@@ -68,14 +68,15 @@ Equaliser::Equaliser(const std::vector<std::uint8_t>& shifts, const ShiftLimits&
     : down_(shifts.size()), up_(shifts.size()), factors_(shifts.size() / 2) {
     for (std::size_t k = 0; k < shifts.size(); ++k) {
         if (shifts[k] > limits.most)
-            throw std::invalid_argument("a shift is over " + std::to_string(limits.most) + ", the most of this ISA");
+            throw std::invalid_argument("a shift is over " + std::to_string(limits.most) +
+                                        ", the most there is room for");
         down_[k] = std::ldexp(1.0f, -shifts[k]);
         up_[k] = static_cast<std::uint8_t>(1u << shifts[k]);
         factors_[k / 4 * 2 + k % 2] |= std::uint32_t{up_[k]} << (k % 4 / 2 * 16);
     }
     for (std::size_t k = 0; limits.sum > 0 && k + group <= shifts.size(); k += group)
         for (const int sum : lane_sums(shifts.data() + k))
-            if (sum > limits.sum) throw std::invalid_argument("shifts of a group overflow this ISA's sums");
+            if (sum > limits.sum) throw std::invalid_argument("shifts of a group overflow sums of 16 bits");
 }
 
 std::vector<std::uint8_t> Equaliser::shifts() const {

@@ -1,7 +1,8 @@
 // The seam between the ISA-specific kernels (native/isa, compiled once per instruction set) and the rest.
-// Every function here is called by ALL threads of one OpenMP parallel region and splits its work with an orphaned
-// `#pragma omp for schedule(dynamic, 1)`, whose implied barrier ends it. Work is split over rows, panels and heads,
-// never over a reduction: a row's bits do not depend on how many threads, rows or neighbours there are.
+// Every function here, unless it says so, is called by ALL threads of one OpenMP parallel region and splits its work
+// with a loop of isa/team_loop.hpp or an orphaned `#pragma omp for`, whose barrier ends it. Work is split over rows,
+// panels and heads, never over a reduction: a row's bits do not depend on how many threads, rows or neighbours there
+// are.
 #pragma once
 
 #include <cstddef>

@@ -38,15 +38,20 @@ class Peer(Protocol):
         """Seconds of each of `steps` decode steps, all prompts in one batch, after an untimed prefill."""
 
 
+def parse_measure(name: str) -> tuple[str, int]:
+    """("prefill", tokens) or ("decode", sequences); raises ValueError for a measure it does not know."""
+    kind, _, count = name.partition(":")
+    if kind not in ("prefill", "decode") or not count.isdigit() or int(count) < 1:
+        raise ValueError(f"unknown measure {name!r}: write prefill:TOKENS or decode:SEQUENCES")
+    return kind, int(count)
+
+
 def measure(peer: Peer, name: str, repeat: int, seeds: itertools.count[int]) -> dict[str, Any]:
     """One JSON-ready record: milliseconds (median over `repeat` runs, best, all runs) and tokens per second.
 
     A run of `decode:B` is the median over its steps. Raises ValueError for a measure it does not know.
     """
-    kind, _, count_text = name.partition(":")
-    if kind not in ("prefill", "decode") or not count_text.isdigit() or int(count_text) < 1:
-        raise ValueError(f"unknown measure {name!r}: write prefill:TOKENS or decode:SEQUENCES")
-    count = int(count_text)
+    kind, count = parse_measure(name)
     runs_s = []
     for _ in range(repeat):
         seed = next(seeds)

@@ -8,6 +8,8 @@
 
 #include <omp.h>
 
+#include <algorithm>
+
 #include "isa/attention_split.hpp"
 #include "isa/attention_tile.hpp"
 #if LEGATO_ISA_AMX
@@ -153,16 +155,16 @@ class Item {
             if (wide()) {
                 score_tile(start, at, widen_keys(tile, first, last), nullptr);
             } else {
-                const Ahead<T> ahead = ahead_of_scores(tile, start, at + kTileKeys);
+                const Tile<T> ahead = ahead_of_scores(tile, start, at + kTileKeys);
                 score_tile(start, at, tile, &ahead);
             }
         });
-        for_register_blocks([&](auto r, std::int64_t m) { softmax_rows(r, m, start); });
+        for_row_blocks(rows_, [&](auto r, std::int64_t m) { softmax_rows(r, m, start); });
         for_tiles(start, [&](std::int64_t at, const Tile<T>& tile, std::int64_t first, std::int64_t last) {
             if (wide()) {
                 weigh_tile(start, at, widen_values(tile, first, last), nullptr);
             } else {
-                Ahead<T> ahead;
+                Tile<T> ahead;
                 const bool more = ahead_of_values(start, at, ahead);
                 weigh_tile(start, at, tile, more ? &ahead : nullptr);
             }
@@ -170,19 +172,17 @@ class Item {
     }
 
     // While a tile is scored: its values, and the keys of the split's next tile if there is one.
-    Ahead<T> ahead_of_scores(const Tile<T>& tile, std::int64_t start, std::int64_t next) const {
-        Ahead<T> ahead;
+    Tile<T> ahead_of_scores(const Tile<T>& tile, std::int64_t start, std::int64_t next) const {
         const Visible seen = next < kSplitKeys ? span(0, rows_, start + next, kTileKeys) : Visible{0, 0};
-        const Tile<T> following = seen.first < seen.last ? locate_seen(group_, start + next, seen) : tile;
-        for (int b = 0; b < kTileBlocks; ++b) {
-            ahead.keys[b] = following.keys[b];
-            ahead.values[b] = tile.values[b];
-        }
+        if (seen.first >= seen.last) return tile;
+        Tile<T> ahead = locate_seen(group_, start + next, seen);
+        std::copy_n(tile.values, kTileBlocks, ahead.values);
         return ahead;
     }
 
-    // While a tile's values are summed up: the keys of the same tile of the next split, or of the next item's first.
-    bool ahead_of_values(std::int64_t start, std::int64_t at, Ahead<T>& ahead) const {
+    // While a tile's values are summed up: the keys of the same tile of the next split, or of the next item's first;
+    // false if there is neither.
+    bool ahead_of_values(std::int64_t start, std::int64_t at, Tile<T>& ahead) const {
         const AttentionGroup* group = &group_;
         std::int64_t from = start + kSplitKeys + at;
         Visible seen = span(0, rows_, from, kTileKeys);
@@ -194,8 +194,7 @@ class Item {
             if (seen.last > kTileKeys) seen.last = kTileKeys;
             if (seen.last <= 0) return false;
         }
-        const Tile<T> tile = locate_seen(*group, from, seen);
-        for (int b = 0; b < kTileBlocks; ++b) ahead.keys[b] = tile.keys[b];
+        ahead = locate_seen(*group, from, seen);
         return true;
     }
 
@@ -213,7 +212,7 @@ class Item {
         constexpr std::int64_t pair = 2 * kKeyLanes;
         const std::int64_t stop = span(0, rows_, start, kSplitKeys).last;
         for_tiles(start, [&](std::int64_t at, const Tile<T>& tile, std::int64_t first, std::int64_t last) {
-            Ahead<T> ahead;
+            Tile<T> ahead;
             const bool more = ahead_of_values(start, at, ahead);
             tiles_.load_values(tile, first / 2, (last + 1) / 2, stop - at, more ? &ahead : nullptr);
             for (std::int64_t m = 0; m < rows_; m += kKeyLanes) {
@@ -256,16 +255,6 @@ class Item {
         }
     }
 
-    // Calls f(integral_constant of the rows, first row) for blocks of rows as the registers hold them.
-    template <class F>
-    LEGATO_INLINE void for_register_blocks(F&& f) const {
-        std::int64_t m = 0;
-        for (; m + kRegisterRows <= rows_; m += kRegisterRows) f(std::integral_constant<int, kRegisterRows>{}, m);
-        unroll<kRegisterRows - 1>([&](auto r) __attribute__((always_inline)) {
-            if (rows_ - m == r + 1) f(std::integral_constant<int, r + 1>{}, m);
-        });
-    }
-
     // What one row sees of its split; empty as {0, 0}.
     Visible visible(std::int64_t m, std::int64_t start) const {
         const Visible seen = span(m, 1, start, kSplitKeys);
@@ -284,8 +273,8 @@ class Item {
 
     template <class U>
     void score_tile(std::int64_t start, std::int64_t at, const Tile<U>& tile,
-                    const std::type_identity_t<Ahead<U>>* ahead) const {
-        for_register_blocks([&](auto r, std::int64_t m) __attribute__((always_inline)) {
+                    const std::type_identity_t<Tile<U>>* ahead) const {
+        for_row_blocks(rows_, [&](auto r, std::int64_t m) __attribute__((always_inline)) {
             const Visible seen = span(m, r, start + at, kTileKeys);
             if (seen.first < seen.last)
                 score_blocks<r>(scratch_.q + m * dim_, dim_, tile, dim_, static_cast<int>(seen.first / kKeyLanes),
@@ -310,8 +299,8 @@ class Item {
 
     template <class U>
     void weigh_tile(std::int64_t start, std::int64_t at, const Tile<U>& tile,
-                    const std::type_identity_t<Ahead<U>>* ahead) const {
-        for_register_blocks([&](auto r, std::int64_t m) __attribute__((always_inline)) {
+                    const std::type_identity_t<Tile<U>>* ahead) const {
+        for_row_blocks(rows_, [&](auto r, std::int64_t m) __attribute__((always_inline)) {
             const Visible seen = span(m, r, start + at, kTileKeys);
             if (seen.first >= seen.last) return;
             const bool fresh = span(m, r, start, kSplitKeys).first >= at;  // no earlier tile of the split was seen

@@ -155,7 +155,7 @@ class AmxTiles {
     }
 
     // Blocks of 16 keys [first, last) of a tile.
-    void load_keys(const Tile<Half>& tile, std::int64_t first, std::int64_t last, const Ahead<Half>&) const {
+    void load_keys(const Tile<Half>& tile, std::int64_t first, std::int64_t last, const Tile<Half>&) const {
         // The values come from memory too, and are wanted once the scores are there.
         const std::int64_t value_nbytes = kKeyLanes * padded_dim_ * static_cast<std::int64_t>(sizeof(Half));
         for (std::int64_t b = first; b < last; ++b)
@@ -199,7 +199,7 @@ class AmxTiles {
 
     // Pairs of blocks of 16 values [first, last) of a tile; values from `count` on are not there yet.
     void load_values(const Tile<Half>& tile, std::int64_t first, std::int64_t last, std::int64_t count,
-                     const Ahead<Half>*) const {
+                     const Tile<Half>*) const {
         for (std::int64_t p = first; p < last; ++p)
             split_values(tile.values + 2 * p, padded_dim_, count - p * kPairKeys, values_, p);
         order_memory();

@@ -53,16 +53,6 @@ LEGATO_INLINE void pair_products(const std::uint32_t* a, std::int64_t a_stride, 
     });
 }
 
-// Calls f(rows as a constant, first row) for blocks of at most 6 of `count` rows.
-template <class F>
-LEGATO_INLINE void for_row_blocks(std::int64_t count, F&& f) {
-    std::int64_t m = 0;
-    for (; m + kRegisterRows <= count; m += kRegisterRows) f(std::integral_constant<int, kRegisterRows>{}, m);
-    unroll<kRegisterRows - 1>([&](auto r) __attribute__((always_inline)) {
-        if (count - m == r + 1) f(std::integral_constant<int, r + 1>{}, m);
-    });
-}
-
 // One thread's operands; the interface of AmxTiles, whose comment tells the caller's loop. Many rows share the rounding
 // of a tile, which goes through scratch; few (a decode) round keys and values in registers as they read them.
 class Bf16Tiles {
@@ -105,7 +95,7 @@ class Bf16Tiles {
     }
 
     // Blocks of 16 keys [first, last) of a tile; its values, and `ahead`'s keys, are fetched meanwhile.
-    void load_keys(const Tile<Half>& tile, std::int64_t first, std::int64_t last, const Ahead<Half>& ahead) {
+    void load_keys(const Tile<Half>& tile, std::int64_t first, std::int64_t last, const Tile<Half>& ahead) {
         tile_ = tile;
         ahead_ = ahead;
         if (few_) return;
@@ -160,7 +150,7 @@ class Bf16Tiles {
     // Pairs of blocks of 16 values [first, last) of a tile; values from `count` on are not there yet. `ahead`'s keys
     // are fetched meanwhile, if there are any.
     void load_values(const Tile<Half>& tile, std::int64_t first, std::int64_t last, std::int64_t count,
-                     const Ahead<Half>* ahead) {
+                     const Tile<Half>* ahead) {
         tile_ = tile;
         count_ = count;
         fetches_ = ahead != nullptr;
@@ -237,7 +227,7 @@ class Bf16Tiles {
     bool few_ = false, fetches_ = false;
     std::int64_t count_ = 0;
     Tile<Half> tile_{};
-    Ahead<Half> ahead_{};
+    Tile<Half> ahead_{};
 };
 
 }  // namespace legato::LEGATO_ISA

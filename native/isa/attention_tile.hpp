@@ -34,21 +34,16 @@ struct Tile {
     const T* values[kTileBlocks];  // each [16][padded_dim]
 };
 
-// Sub-blocks that will be read next, fetched a little at a time while a tile is computed: the few rows of a decode wait
-// for memory otherwise. Null: nothing to fetch.
-template <class T>
-struct Ahead {
-    const T* keys[kTileBlocks];
-    const T* values[kTileBlocks];
-};
-
 constexpr std::int64_t kLine = 64;  // bytes
+
+// `ahead`, here and below: what will be read next, or null. It is fetched a little at a time while a tile is computed;
+// the few rows of a decode wait for memory otherwise.
 
 // scores[r][16 b + key] for `Blocks` sub-blocks, the first of which is `first`. Loop: dimensions; inside, all rows
 // against all vectors of keys.
 template <int R, int Blocks, class T>
 LEGATO_INLINE void score(const float* q, std::int64_t q_stride, const Tile<T>& tile, int first, std::int64_t dim,
-                         float* scores, const Ahead<T>* ahead) {
+                         float* scores, const Tile<T>* ahead) {
     const T* const* keys = tile.keys + first;
     constexpr int kVecs = Blocks * kKeyVecs;
     Vec sums[R][kVecs];
@@ -83,10 +78,20 @@ struct Visible {
     std::int64_t last;
 };
 
+// Calls f(integral_constant of the rows, first row) for blocks of `count` rows as the registers hold them.
+template <class F>
+LEGATO_INLINE void for_row_blocks(std::int64_t count, F&& f) {
+    std::int64_t m = 0;
+    for (; m + kRegisterRows <= count; m += kRegisterRows) f(std::integral_constant<int, kRegisterRows>{}, m);
+    unroll<kRegisterRows - 1>([&](auto r) __attribute__((always_inline)) {
+        if (count - m == r + 1) f(std::integral_constant<int, r + 1>{}, m);
+    });
+}
+
 // All scores of R rows against sub-blocks [first, last).
 template <int R, class T>
 LEGATO_INLINE void score_blocks(const float* q, std::int64_t q_stride, const Tile<T>& tile, std::int64_t dim, int first,
-                                int last, float* scores, const Ahead<T>* ahead) {
+                                int last, float* scores, const Tile<T>* ahead) {
     constexpr int kStep = kRegisterVecs / kKeyVecs > 1 ? kRegisterVecs / kKeyVecs : 1;
     int b = first;
     if constexpr (kStep >= 4)
@@ -100,7 +105,7 @@ LEGATO_INLINE void score_blocks(const float* q, std::int64_t q_stride, const Til
 // zero if `fresh`. Loop: keys; inside, all rows against all vectors.
 template <int R, int Vecs, class T>
 LEGATO_INLINE void weigh(const float* weights, const T* const* values, std::int64_t padded_dim, const Visible& seen,
-                         bool fresh, float* out, const Ahead<T>* ahead) {
+                         bool fresh, float* out, const Tile<T>* ahead) {
     Vec sums[R][Vecs];
     if (fresh) {
         unroll<R>([&](auto r) __attribute__((always_inline)) {
@@ -137,12 +142,12 @@ LEGATO_INLINE void weigh(const float* weights, const T* const* values, std::int6
 
 template <int R, class T>
 LEGATO_INLINE void weigh_dims(const float* weights, const Tile<T>& tile, std::int64_t padded_dim, const Visible& seen,
-                              bool fresh, float* out, const Ahead<T>* ahead) {
+                              bool fresh, float* out, const Tile<T>* ahead) {
     std::int64_t d = 0;
     const auto step = [&](auto vecs) __attribute__((always_inline)) {
         const T* values[kTileBlocks];
         for (int b = 0; b < kTileBlocks; ++b) values[b] = tile.values[b] + d;
-        Ahead<T> columns;
+        Tile<T> columns;
         for (int b = 0; b < kTileBlocks && ahead != nullptr; ++b) columns.keys[b] = ahead->keys[b] + d;
         weigh<R, vecs>(weights, values, padded_dim, seen, fresh, out + d, ahead != nullptr ? &columns : nullptr);
         d += vecs * kLanes;

@@ -23,6 +23,7 @@ namespace {
 using std::int64_t;
 
 constexpr int64_t f32_block = 256;  // k of one fp32 block: two panels of weights take 32 KiB of L1
+
 struct ThreadScratch {
     alignas(64) float expanded[f32_panels * f32_block * panel_outputs];
     alignas(64) float sums[f32_row_chunk * f32_panels * panel_outputs];

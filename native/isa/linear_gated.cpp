@@ -94,10 +94,12 @@ void gated_linear(const Matrix& gate, const Matrix& up, Gate kind, const Quantis
 
 bool fuses_gate(const Matrix& gate, const Matrix& up) {
 #if LEGATO_ISA_AMX
+    static_cast<void>(gate), static_cast<void>(up);
     return false;  // tiles have items of their own
-#endif
+#else
     return gate.quantised() && gate.layout().kind == up.layout().kind && gate.layout().group == up.layout().group &&
            gate.rows() == up.rows() && gate.rows() % quant_group == 0;
+#endif
 }
 
 }  // namespace legato::LEGATO_ISA

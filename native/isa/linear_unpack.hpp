@@ -1,4 +1,4 @@
-// Packed 4-bit weights to bytes.
+// Weights on their way to the integer kernels: nibbles to bytes, codes times an equaliser's powers.
 #pragma once
 
 #include "linear_int.hpp"
@@ -33,6 +33,12 @@ LEGATO_INLINE void unpack_group(const std::byte* panel, const std::uint32_t* fac
     });
 }
 
+// Bytes of a group times `factors`.
+LEGATO_INLINE void scale_bytes(const std::byte* panel, const std::uint32_t* factors, int group, std::byte* out) {
+    for (int quad = 0; quad < group / 4; ++quad)
+        _mm512_store_si512(out + 64 * quad, scale_quad(_mm512_loadu_si512(panel + 64 * quad), factors + 2 * quad));
+}
+
 #elif LEGATO_ISA_AVX2
 
 LEGATO_INLINE __m256i splat_dword(const void* p) {
@@ -64,31 +70,30 @@ LEGATO_INLINE void unpack_group(const std::byte* panel, const std::uint32_t* fac
         }
 }
 
+LEGATO_INLINE void scale_bytes(const std::byte* panel, const std::uint32_t* factors, int group, std::byte* out) {
+    for (int j = 0; j < 16 * group; j += 32) {
+        const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(panel + j));
+        _mm256_store_si256(reinterpret_cast<__m256i*>(out + j), scale_quad(codes, factors + j / 64 * 2));
+    }
+}
+
 #else
 
-// Without factors: these kernels do not equalise.
-LEGATO_INLINE void unpack_group(const std::byte* panel, const std::uint32_t*, std::byte* out) {
+LEGATO_INLINE void scale_bytes(const std::byte* panel, const std::uint32_t* factors, int group, std::byte* out) {
+    for (int j = 0; j < 16 * group; ++j)
+        out[j] = static_cast<std::byte>(static_cast<unsigned>(panel[j]) *
+                                        (factors[j / 64 * 2 + j % 2] >> (j % 4 / 2 * 16) & 0xffu));
+}
+
+LEGATO_INLINE void unpack_group(const std::byte* panel, const std::uint32_t* factors, std::byte* out) {
     for (int j = 0; j < 256; ++j) {
         out[j] = panel[j] & std::byte{15};
         out[j + 256] = panel[j] >> 4;
     }
+    if (factors != nullptr) scale_bytes(out, factors, 32, out);
 }
 
 #endif
-
-// Bytes of a group times an equaliser's `factors`, which are not null.
-LEGATO_INLINE void scale_bytes(const std::byte* panel, const std::uint32_t* factors, int group, std::byte* out) {
-    for (int j = 0; j < 16 * group; j += 4 * kLanes) {
-#if LEGATO_ISA_AVX512 || LEGATO_ISA_AMX
-        _mm512_store_si512(out + j, scale_quad(_mm512_loadu_si512(panel + j), factors + j / 64 * 2));
-#elif LEGATO_ISA_AVX2
-        const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(panel + j));
-        _mm256_store_si256(reinterpret_cast<__m256i*>(out + j), scale_quad(codes, factors + j / 64 * 2));
-#else
-        out[j] = panel[factors[j]];  // never: these kernels do not equalise
-#endif
-    }
-}
 
 // For many rows a panel is first unpacked: nibbles to bytes, times an equaliser's powers if `factors` is not null, and
 // scales in fp32.

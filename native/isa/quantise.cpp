@@ -151,22 +151,18 @@ void clear_row(const QuantisedRows& q) {
 }
 
 // One group of one row.
-LEGATO_INLINE void quantise_at(const float* x, const QuantisedRows& q, Coding coding, std::int64_t g) {
+LEGATO_INLINE void quantise_at(const float* x, const QuantisedRows& q, std::int64_t g) {
     const std::int64_t at = g * q.stride;
     std::int8_t* codes = q.codes + at * q.nbytes;
     std::int32_t half_sums[2];
     float scale;
 #if LEGATO_ISA_AVX512 || LEGATO_ISA_AVX2
-    if (coding == Coding::equalised) {
+    if (q.equaliser != nullptr) {
         const std::int64_t k = g * quant_group;
         scale = quantise_equalised(x, q.equaliser->down() + k, q.equaliser->up() + k, codes, half_sums);
-    } else {
-        scale = quantise_group(x, codes, half_sums);
-    }
-#else
-    static_cast<void>(coding);
-    scale = quantise_group(x, codes, half_sums);
+    } else
 #endif
+        scale = quantise_group(x, codes, half_sums);
     q.scales[at] = scale;
     q.scaled_sums[at] = scale * static_cast<float>(half_sums[0] + half_sums[1]);
     q.minus_halves[2 * at] = static_cast<std::int16_t>(-half_sums[0]);
@@ -189,7 +185,7 @@ void quantise_rows(const Rows& x, const Quantised& out, std::int64_t begin, std:
     for (std::int64_t r = begin; r < end; ++r) {
         const QuantisedRows q = rows_from(out, r);
         const float* row = x.data + r * x.stride;
-        for (std::int64_t g = 0; g < q.groups; ++g) quantise_at(row + g * quant_group, q, out.coding, g);
+        for (std::int64_t g = 0; g < q.groups; ++g) quantise_at(row + g * quant_group, q, g);
     }
     // The rows that fill up the last block are zero: a tile may multiply them, and no stray NaN or subnormal slows it
     // down.
@@ -200,8 +196,7 @@ void quantise_rows(const Rows& x, const Quantised& out, std::int64_t begin, std:
 
 void quantise_columns(const float* values, const Quantised& out, std::int64_t group, std::int64_t begin,
                       std::int64_t rows) {
-    for (std::int64_t r = 0; r < rows; ++r)
-        quantise_at(values + r * quant_group, rows_from(out, begin + r), out.coding, group);
+    for (std::int64_t r = 0; r < rows; ++r) quantise_at(values + r * quant_group, rows_from(out, begin + r), group);
 }
 
 void quantise(const Rows& x, const Quantised& out) {

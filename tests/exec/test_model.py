@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ if not ISAS:
     pytest.skip("the native kernels are not built", allow_module_level=True)
 
 from legato._native import isa
+from legato.exec.cpu.backend import sample_ids
 from legato.exec.model import LoadedModel, load_model
 
 
@@ -63,6 +65,14 @@ def test_an_engines_limits_do_not_show_in_its_answers(qwen2: Path) -> None:
         assert any(any(exponents) for exponents in shifts[0])
     else:
         assert shifts == [[], []]
+
+
+def test_samples_are_ids_of_the_vocabulary_behind_the_first_token(qwen2: Path) -> None:
+    spec = load_model(qwen2, kv_tokens=32, threads=1).spec
+    for vocab, first in ((1, None), (2, 1), (300, 7), (262_144, 2)):
+        ids = sample_ids(replace(spec, vocab=vocab, first_token=first))
+        assert len(ids) == 128 and ids.min() >= 0 and ids.max() < vocab
+        assert first is None or ids[0] == ids[64] == first
 
 
 def test_the_pool_is_by_default_every_sequence_at_full_length(qwen2: Path) -> None:

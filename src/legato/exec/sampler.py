@@ -182,11 +182,13 @@ def _largest(values: NDArray[Any], count: int) -> Ids:
     return _at_least(values, edge, count)
 
 
-def _at_least(values: NDArray[Any], edge: Any, count: int) -> Ids:
-    kept = values >= edge
-    surplus = np.count_nonzero(kept) - count
-    if surplus:
-        kept[np.flatnonzero(values == edge)[-surplus:]] = False
+def _at_least(values: NDArray[Any], edge: Any, count: int, ranks: NDArray[Any] | None = None) -> Ids:
+    """Indices, ascending, of `count` values from `edge` up; of equals the highest in `ranks`, then the first."""
+    kept = values > edge
+    equal = np.flatnonzero(values == edge)
+    if ranks is not None:
+        equal = equal[np.argsort(-ranks[equal], kind="stable")]
+    kept[equal[: count - np.count_nonzero(kept)]] = True
     return np.flatnonzero(kept)
 
 
@@ -203,8 +205,4 @@ def _nucleus(weights: FloatArray, logits: FloatArray, top_p: float) -> Ids:
     descending = np.sort(weights[weights >= bound])[::-1]
     reached = np.cumsum(descending, dtype=np.float64)
     count = min(int(np.searchsorted(reached, top_p * total, side="left")) + 1, len(descending))
-    edge = descending[count - 1]
-    kept = weights > edge
-    equal = np.flatnonzero(weights == edge)
-    kept[equal[np.argsort(-logits[equal], kind="stable")[: count - np.count_nonzero(kept)]]] = True
-    return np.flatnonzero(kept)
+    return _at_least(weights, descending[count - 1], count, logits)

@@ -81,7 +81,7 @@ def choose_shifts(
     if not program.shifts:
         return []
     return program.choose_shifts(
-        _sample_ids(spec),
+        sample_ids(spec),
         np.tile(np.arange(_SAMPLE_TOKENS, dtype=np.int32), _SAMPLE_SEQUENCES),
         np.arange(_SAMPLE_SEQUENCES + 1, dtype=np.int32) * _SAMPLE_TOKENS,
         np.arange(_SAMPLE_SEQUENCES * blocks, dtype=np.int32).reshape(_SAMPLE_SEQUENCES, blocks),
@@ -90,8 +90,11 @@ def choose_shifts(
     )
 
 
-def _sample_ids(spec: ModelSpec) -> NDArray[np.int32]:
-    """Token ids, evenly spread in their logarithm from 200 on: a vocabulary's early merges are its common words."""
+def sample_ids(spec: ModelSpec) -> NDArray[np.int32]:
+    """`[128]`: two sequences of 64 token ids, each after the model's first token if it has one.
+
+    Evenly spread in their logarithm from 200 on: a vocabulary's early merges are its common words.
+    """
     golden_ratio = 0.6180339887498949
     spread = np.arange(_SAMPLE_SEQUENCES * _SAMPLE_TOKENS) * golden_ratio % 1.0
     least = min(200, spec.vocab // 2)

@@ -76,6 +76,7 @@ def _spec(fields: Fields, architecture: str, outer: Fields) -> ModelSpec:
     if fields.flag("use_bidirectional_attention", False):
         raise ModelUnsupported(f"{fields.source}: bidirectional attention is not implemented")
     layers = fields.integer("num_hidden_layers", high=MAX_LAYERS)
+    vocab = fields.integer("vocab_size")
     return ModelSpec(
         architecture=architecture,
         name=outer.text("_name_or_path", architecture) or architecture,
@@ -84,7 +85,7 @@ def _spec(fields: Fields, architecture: str, outer: Fields) -> ModelSpec:
         kv_heads=kv_heads,
         head_dim=head_dim,
         ffn=fields.integer("intermediate_size"),
-        vocab=fields.integer("vocab_size"),
+        vocab=vocab,
         context_length=fields.integer("max_position_embeddings", high=MAX_CONTEXT),
         norm_eps=fields.number("rms_norm_eps", 1e-6),
         activation=_activation(fields, gemma),
@@ -99,7 +100,7 @@ def _spec(fields: Fields, architecture: str, outer: Fields) -> ModelSpec:
         tied_embeddings=outer.flag("tie_word_embeddings", fields.flag("tie_word_embeddings", False)),
         attention_softcap=_optional(fields, "attn_logit_softcapping"),
         logit_softcap=_optional(fields, "final_logit_softcapping"),
-        first_token=outer.token_id("bos_token_id", fields.integer("vocab_size")),
+        first_token=outer.token_id("bos_token_id", vocab),
     )
 
 
