@@ -24,10 +24,11 @@ def expected_output(prompt: Iterable[int], count: int, vocab: int = VOCAB) -> li
 
 
 class FakeExecutor:
-    """Keeps KV as block -> offset -> (request, position, token), and samples `next_token` of what it reads back there.
+    """Keeps KV as block -> offset -> (digest of all up to there, token), and samples `next_token` of what it reads.
 
-    Asserts that every position is written exactly once, in order, by its own request, again only after a preemption;
-    that no block is written by two requests of one step; and that whatever is read is what that request wrote.
+    Asserts that every position is written once and in order, by its own request or by one with the same beginning and
+    salt, again only after a preemption; that no block is written by two requests of one step; and that whatever is
+    read is what the request would have written itself.
     """
 
     def __init__(self, block_tokens: int, vocab: int = VOCAB) -> None:
@@ -35,7 +36,9 @@ class FakeExecutor:
         self.vocab = vocab
         self.steps = 0
         self.rows = 0
-        self.kv: dict[int, dict[int, tuple[int, int, int]]] = {}
+        self.moved = 0
+        self.kv: dict[int, dict[int, tuple[int, int]]] = {}
+        self.host: dict[int, dict[int, tuple[int, int]]] = {}
         self._written: dict[int, int] = {}
         self._source: RowSource | None = None
 
@@ -48,21 +51,42 @@ class FakeExecutor:
             self._written[request_id] = 0
 
     def execute(self, plan: StepPlan) -> StepResult:
+        assert self._source is not None
         self.steps += 1
         self.rows += plan.rows
         for request_id in plan.preempt:
             self._written[request_id] = 0
+        for move in self._source.moves(plan.step):
+            self.moved += 1
+            if move.saves:
+                self.host[move.slot] = dict(self.kv[move.block])
+            else:
+                self.kv[move.block] = dict(self.host[move.slot])
         writers: dict[int, int] = {}
         entries = list(zip(plan.request_ids, plan.starts, plan.counts, plan.samples, strict=True))
         assert len(set(plan.request_ids)) == len(entries), "a request is twice in a step"
         for request_id, start, count, _ in entries:
+            if request_id in plan.admit:
+                assert not self._written.get(request_id), f"request {request_id} is admitted and has positions"
+                self._written[request_id] = start
             self._write(request_id, start, start + count, writers)
-        sampled = [
-            (request_id, self._read(request_id, start + count))
-            for request_id, start, count, sample in entries
-            if sample
-        ]
+        sampled = []
+        for request_id, start, count, sample in entries:
+            token = self._read(request_id, start + count)
+            if sample:
+                sampled.append((request_id, token))
         return StepResult(plan.step, tuple(i for i, _ in sampled), tuple(token for _, token in sampled))
+
+    def _digests(self, request_id: int, stop: int) -> list[int]:
+        """One number a position, that depends on everything before it: the stand-in for keys and values."""
+        assert self._source is not None
+        request = self._source.request(request_id)
+        beside = dict(request.attachments)
+        digest, digests = hash(request.cache_salt), []
+        for position, token in enumerate(self._source.tokens(request_id)[:stop]):
+            digest = hash((digest, token, beside.get(position)))
+            digests.append(digest)
+        return digests
 
     def _write(self, request_id: int, start: int, stop: int, writers: dict[int, int]) -> None:
         assert self._source is not None
@@ -70,23 +94,23 @@ class FakeExecutor:
         written = self._written.get(request_id, 0)
         assert start == written, f"request {request_id} has {written} positions and computes from {start}"
         assert start < stop <= len(tokens), f"request {request_id} computes to {stop} of {len(tokens)} tokens"
+        digests = self._digests(request_id, stop)
         for position in range(start, stop):
             block, offset = blocks[position // self.block_tokens], position % self.block_tokens
             writer = writers.setdefault(block, request_id)
             assert writer == request_id, f"requests {writer} and {request_id} write block {block} in one step"
-            self.kv.setdefault(block, {})[offset] = (request_id, position, tokens[position])
+            self.kv.setdefault(block, {})[offset] = (digests[position], tokens[position])
         self._written[request_id] = stop
 
     def _read(self, request_id: int, stop: int) -> int:
         assert self._source is not None
         tokens, blocks = self._source.tokens(request_id), self._source.blocks(request_id)
-        assert stop == len(tokens), f"request {request_id} samples after {stop} of {len(tokens)} tokens"
-        total = 0
+        digests, total = self._digests(request_id, stop), 0
         for position in range(stop):
             found = self.kv[blocks[position // self.block_tokens]][position % self.block_tokens]
-            wanted = (request_id, position, tokens[position])
-            assert found == wanted, f"request {request_id} reads {found} where it wrote {wanted}"
-            total += (position + 1) * found[2]
+            wanted = (digests[position], tokens[position])
+            assert found == wanted, f"request {request_id} reads {found} at {position} where it would write {wanted}"
+            total += (position + 1) * found[1]
         return total % self.vocab
 
 

@@ -19,9 +19,12 @@ def prompt_of(tokens: int, salt: int = 1) -> tuple[int, ...]:
     return tuple((salt * 31 + position * position * 7 + position) % VOCAB for position in range(tokens))
 
 
-def request_of(request_id: int, prompt_tokens: int, max_tokens: int, **stop: object) -> Request:
-    """A request with its own prompt."""
-    return Request(request_id, prompt_of(prompt_tokens, request_id + 1), stop=StopRule(max_tokens, **stop))  # type: ignore[arg-type]
+def request_of(
+    request_id: int, prompt_tokens: int, max_tokens: int, salt: int | None = None, **stop: object
+) -> Request:
+    """A request with its own prompt, or with that of `salt`."""
+    prompt = prompt_of(prompt_tokens, request_id + 1 if salt is None else salt)
+    return Request(request_id, prompt, stop=StopRule(max_tokens, **stop))  # type: ignore[arg-type]
 
 
 class Driver:
@@ -36,8 +39,11 @@ class Driver:
         max_seqs: int | None = None,
         max_model_len: int = 1_000_000,
         policy: Policy = FCFS,
+        cache: bool = True,
+        host_blocks: int = 0,
     ) -> None:
-        self.state = SchedulerState(blocks, block_tokens, max_model_len)
+        root = b"" if cache else None
+        self.state = SchedulerState(blocks, block_tokens, max_model_len, cache_root=root, host_blocks=host_blocks)
         self.executor = FakeExecutor(block_tokens)
         self.executor.bind(self.state)
         self.budget = StepBudget(max_tokens, max_tokens if max_seqs is None else max_seqs)
@@ -97,6 +103,7 @@ class Driver:
                 self.step()
         assert not self.state.has_work, f"still at work after {limit_steps} steps"
         assert self.state.free_blocks == self.state.total_blocks, "a block was lost"
+        assert self.state.returning_blocks == 0
         self.check_outputs()
         return self
 
@@ -143,7 +150,11 @@ def check_plan(state: SchedulerState, budget: StepBudget, plan: StepPlan) -> Non
     assert all(count == 1 and sample for count, sample in pairs(plan, plan.decodes)), "a decode is not one row"
     for request_id, start, count, sample in zip(plan.request_ids, plan.starts, plan.counts, plan.samples, strict=True):
         slot = known[request_id]
-        assert start == slot.scheduled and 0 < count <= slot.known - start
+        assert 0 < count <= slot.known - start
+        if request_id in plan.admit:
+            assert start % state.block_tokens == 0, "only whole blocks are cached"
+        else:
+            assert start == slot.scheduled
         assert sample == (start + count == slot.known)
 
 

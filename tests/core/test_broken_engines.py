@@ -45,7 +45,7 @@ def test_rows_are_told_apart_by_state_and_not_by_the_length_of_the_query() -> No
 @pytest.mark.parametrize("preempt_at", range(36))
 def test_preemption_at_any_step_repeats_no_token_and_restarts_no_count(preempt_at: int) -> None:
     """vllm-tt-plugin#52: prompt 40, 30 to generate, C = 16, preempted at every step index, replayed in chunks."""
-    driver = Driver(blocks=64, max_tokens=16)
+    driver = Driver(blocks=64, max_tokens=16, cache=False)
     driver.submit(request_of(1, 40, 30))
 
     def force(number: int) -> None:

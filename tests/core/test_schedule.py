@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from legato.core.budget import StepBudget
 from legato.core.plan import StepPlan
 from legato.core.policy import FCFS
+from legato.core.prefix import NOTHING, Prefix
 from legato.core.schedule import plan_step
 from legato.errors import ConfigError
 
@@ -24,6 +26,14 @@ class At:
     scheduled: int = 0
     covered: int = 0
     in_flight: int = 0
+    priority: int = 0
+    preemptions: int = 0
+    overtaken: int = 0
+    prefix: Prefix = NOTHING
+
+    @property
+    def rank(self) -> int:
+        return self.request_id
 
 
 @dataclass
@@ -36,6 +46,18 @@ class View:
     returning_blocks: int = 0
     block_tokens: int = 16
     next_step: int = 7
+
+    def prefix(self, request_id: int) -> Prefix:
+        return next(r.prefix for r in self.waiting if r.request_id == request_id)
+
+    def freed_blocks(self, request_ids: Iterable[int]) -> Iterator[tuple[int, int]]:
+        at_once = in_all = 0
+        requests = {r.request_id: r for r in self.running}
+        for request_id in request_ids:
+            blocks = requests[request_id].covered // self.block_tokens
+            in_all += blocks
+            at_once += blocks if not requests[request_id].in_flight else 0
+            yield at_once, in_all
 
 
 def plan(view: View, max_tokens: int = 512, max_seqs: int = 8) -> StepPlan:
@@ -110,9 +132,68 @@ def test_admission_reserves_the_whole_prompt_although_the_step_takes_a_part() ->
     assert plan(view, max_tokens=100).admit == (1,)
 
 
-def test_a_head_that_does_not_fit_keeps_its_place() -> None:
-    view = View(running=[At(0, 10, 9, 16)], waiting=[At(1, 100), At(2, 1)], free_blocks=4)
+def test_a_small_request_overtakes_a_head_that_does_not_fit_one_a_step() -> None:
+    view = View(running=[At(0, 10, 9, 16)], waiting=[At(1, 100), At(2, 90), At(3, 1), At(4, 1)], free_blocks=4)
+    step = plan(view)
+    assert (step.admit, step.overtaken) == ((3,), (1, 2))
+
+
+def test_a_head_is_overtaken_a_bounded_number_of_times_and_never_once_it_was_preempted() -> None:
+    waiting = [At(1, 100, overtaken=7), At(2, 1)]
+    view = View(running=[At(0, 10, 9, 16)], waiting=waiting, free_blocks=4)
+    assert plan(view).admit == (2,)
+    waiting[0].overtaken = 8
+    assert (plan(view).admit, plan(view).overtaken) == ((), ())
+    waiting[0].overtaken, waiting[0].preemptions = 0, 1
     assert plan(view).admit == ()
+
+
+def test_nobody_is_overtaken_when_nobody_behind_fits() -> None:
+    view = View(running=[At(0, 10, 9, 16)], waiting=[At(1, 100), At(2, 200)], free_blocks=4)
+    assert (plan(view).admit, plan(view).overtaken) == ((), ())
+
+
+def test_a_cached_beginning_is_neither_computed_nor_paid_for_twice() -> None:
+    held = Prefix(blocks=4, idle_blocks=0)
+    assert chunks(plan(View(waiting=[At(1, 80, prefix=held)], free_blocks=1))) == [(1, 64, 16)]
+    idle = Prefix(blocks=4, idle_blocks=4)
+    assert plan(View(waiting=[At(1, 80, prefix=idle)], free_blocks=4)).admit == (), "idle blocks count as free"
+    assert chunks(plan(View(waiting=[At(1, 80, prefix=idle)], free_blocks=5))) == [(1, 64, 16)]
+
+
+def test_blocks_that_are_copied_back_cost_a_row_each_and_are_as_many_as_the_step_has_room_for() -> None:
+    stored = Prefix(blocks=1, idle_blocks=0, stored_blocks=3)
+    assert chunks(plan(View(waiting=[At(1, 80, prefix=stored)]), max_tokens=12)) == [(1, 64, 9)]
+    assert chunks(plan(View(waiting=[At(1, 80, prefix=stored)]), max_tokens=8, max_seqs=1)) == [(1, 64, 5)]
+    assert chunks(plan(View(waiting=[At(1, 80, prefix=stored)]), max_tokens=3, max_seqs=1)) == [(1, 48, 1)]
+
+
+def test_who_needs_a_block_that_somebody_computes_waits_for_it_and_holds_up_nobody() -> None:
+    waiting = [At(1, 80, prefix=Prefix(next_key=b"k", awaited=True)), At(2, 80)]
+    assert plan(View(waiting=waiting)).admit == (2,)
+    twins = [At(i, 80, prefix=Prefix(next_key=b"k")) for i in (1, 2)]
+    assert plan(View(waiting=[*twins, At(3, 80)])).admit == (1, 3), "of two that enter, one computes"
+
+
+def test_the_least_important_is_preempted_first_and_the_oldest_of_the_most_important_never() -> None:
+    running = [At(1, 17, 16, 16, priority=1), At(2, 17, 16, 16), At(3, 17, 16, 16), At(4, 17, 16, 16, priority=1)]
+    assert plan(View(running=running, free_blocks=0)).preempt == (4, 1)
+    running = [At(1, 17, 16, 16, priority=1), At(2, 17, 16, 16)]
+    assert plan(View(running=running, free_blocks=0)).preempt == (1,)
+
+
+def test_who_was_preempted_before_is_preempted_later() -> None:
+    running = [At(1, 17, 16, 16), At(2, 17, 16, 16), At(3, 17, 16, 16, preemptions=1)]
+    assert plan(View(running=running, free_blocks=1)).preempt == (2,)
+    running = [At(1, 17, 16, 16), At(2, 17, 16, 16, preemptions=2), At(3, 17, 16, 16, preemptions=1)]
+    assert plan(View(running=running, free_blocks=0)).preempt == (3, 2), (
+        "the oldest goes on whatever others went through"
+    )
+
+
+def test_prefills_in_progress_go_by_priority_first() -> None:
+    running = [At(1, 100, 10, 112), At(2, 100, 10, 112, priority=-1)]
+    assert chunks(plan(View(running=running), max_tokens=100)) == [(2, 10, 90), (1, 10, 10)]
 
 
 def test_an_admission_leaves_a_free_block_for_each_request_inside() -> None:
@@ -208,5 +289,6 @@ def test_any_plan_keeps_the_budget_the_blocks_and_the_decodes(view: View, max_to
     taken = sum(at[i].scheduled >= at[i].covered for i in step.request_ids[: step.decodes])
     taken += sum(-(-at[i].known // view.block_tokens) for i in step.admit)
     assert taken <= view.free_blocks + sum(at[i].covered // view.block_tokens for i in step.preempt)
-    assert list(step.admit) == [r.request_id for r in view.waiting][: len(step.admit)], "first come, first served"
+    before = [r.request_id for r in view.waiting if not step.admit or r.request_id < step.admit[-1]]
+    assert set(before) == {*step.admit[:-1], *step.overtaken} or not step.admit, "first come, unless he does not fit"
     assert list(step.preempt) == [r.request_id for r in reversed(view.running)][: len(step.preempt)]

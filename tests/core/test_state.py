@@ -251,10 +251,10 @@ def test_planning_changes_nothing() -> None:
 def test_check_finds_a_planted_fault() -> None:
     faults: dict[str, Callable[[SchedulerState], object]] = {
         "cursors": lambda s: setattr(s.running[0], "computed", 99),
-        "held by nobody": lambda s: s._pool.take(),
-        "do not add up": lambda s: setattr(s.running[0], "covered", s.running[0].covered + 4),
-        "too many or too few": lambda s: s.running[0].blocks.append(s._pool.take()),
-        "is lost": lambda s: s._waiting.popitem(),
+        "held by nobody": lambda s: s.memory.pool.take(),
+        "are reserved": lambda s: setattr(s.running[0], "covered", s.running[0].covered + 4),
+        "reserved": lambda s: s.running[0].blocks.append(s.memory.pool.take()[0]),
+        "is lost": lambda s: s._waiting.remove(next(iter(s.waiting))),
     }
     for message, plant in faults.items():
         driver = Driver(blocks=9, max_tokens=4)

@@ -1,4 +1,8 @@
-"""Any order of submit, plan, apply, commit, abort and failure, with one or two steps in flight, checked each time."""
+"""Any order of submit, plan, apply, commit, abort, preemption and failure, with one or two steps in flight.
+
+Prompts have beginnings in common, so that blocks are shared, evicted, copied to host memory and back. Every invariant
+is checked each time.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +34,9 @@ class Scheduling(RuleBasedStateMachine):
         depth=st.integers(1, 2),
         max_model_len=st.integers(8, 60),
         spare_blocks=st.integers(0, 1),
+        host_blocks=st.sampled_from([0, 0, 2, 6]),
+        cache=st.integers(0, 7),
+        overtakes=st.integers(0, 2),
     )
     def start(
         self,
@@ -40,9 +47,13 @@ class Scheduling(RuleBasedStateMachine):
         depth: int,
         max_model_len: int,
         spare_blocks: int,
+        host_blocks: int,
+        cache: int,
+        overtakes: int,
     ) -> None:
-        self.policy = replace(FCFS, spare_blocks=lambda inside: inside * spare_blocks)
-        self.state = SchedulerState(blocks, block_tokens, max_model_len)
+        self.policy = replace(FCFS, spare_blocks=lambda inside: inside * spare_blocks, overtakes=overtakes)
+        root = b"model" if cache else None
+        self.state = SchedulerState(blocks, block_tokens, max_model_len, cache_root=root, host_blocks=host_blocks)
         self.budget = StepBudget(max_tokens, min(max_seqs, max_tokens))
         self.executor = FakeExecutor(block_tokens)
         self.executor.bind(self.state)
@@ -54,12 +65,36 @@ class Scheduling(RuleBasedStateMachine):
         self.executed: StepResult | None = None
         self.cursors: dict[int, tuple[int, int, int]] = {}
 
-    @rule(share=st.floats(0, 1), max_tokens=st.integers(1, 20), stop=st.integers(0, 96), min_tokens=st.integers(0, 5))
-    def submit(self, share: float, max_tokens: int, stop: int, min_tokens: int) -> None:
+    @rule(
+        share=st.floats(0, 1),
+        own=st.sampled_from([0, 0, 0, 1, 3, 99]),
+        max_tokens=st.integers(1, 20),
+        stop=st.integers(0, 96),
+        min_tokens=st.integers(0, 5),
+        priority=st.sampled_from([0, 0, 0, 1, -1]),
+        tenant=st.sampled_from([b"", b"", b"", b"other"]),
+        image=st.sampled_from([(), (), (), ((1, b"cat"),), ((1, b"dog"),)]),
+    )
+    def submit(
+        self,
+        share: float,
+        own: int,
+        max_tokens: int,
+        stop: int,
+        min_tokens: int,
+        priority: int,
+        tenant: bytes,
+        image: tuple[tuple[int, bytes], ...],
+    ) -> None:
+        """`own`: tokens at the end of the prompt that no other request has."""
         request_id = len(self.requests)
-        prompt = prompt_of(1 + int(share * (self.state.context - 2)), request_id)
+        length = 1 + int(share * (self.state.context - 2))
+        own = min(own, length)
+        prompt = prompt_of(length - own, 1) + prompt_of(own, request_id)
         rule_ = StopRule(max_tokens, frozenset(range(stop, 97, 7)), min_tokens)
-        self.requests[request_id] = Request(request_id, prompt, stop=rule_)
+        self.requests[request_id] = Request(
+            request_id, prompt, stop=rule_, priority=priority, cache_salt=tenant, attachments=image
+        )
         self.outputs[request_id] = []
         self.state.submit(self.requests[request_id])
 
@@ -68,8 +103,17 @@ class Scheduling(RuleBasedStateMachine):
     def plan_and_apply(self) -> None:
         plan = plan_step(self.state, self.budget, self.policy)
         check_plan(self.state, self.budget, plan)
-        if not plan.request_ids and not plan.preempt:
-            return
+        if plan.request_ids or plan.preempt:
+            self.apply(plan)
+
+    @precondition(lambda self: self.state.in_flight < self.depth and self.state.running)
+    @rule(which=st.integers(0, 10_000))
+    def preempt(self, which: int) -> None:
+        """Anybody, for no reason."""
+        victim = self.state.running[which % len(self.state.running)].request_id
+        self.apply(StepPlan(self.state.next_step, (), (), (), (), preempt=(victim,)))
+
+    def apply(self, plan: StepPlan) -> None:
         for request_id in plan.preempt:
             self.cursors.pop(request_id)
         self.state.apply(plan)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
+from legato.core.host import Move
 from legato.core.plan import StepPlan
 from legato.core.request import Request
 
@@ -30,6 +31,9 @@ class FakeSource:
 
     def blocks(self, request_id: int) -> array[int]:
         return self.tables[request_id]
+
+    def moves(self, step: int) -> Sequence[Move]:
+        return ()
 
 
 def plan(*entries: tuple[int, int, int, bool], step: int = 0) -> StepPlan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from legato.core.host import Move
 from legato.core.plan import StepPlan, StepResult
 from legato.core.slot import Slot
 from legato.errors import EngineError
@@ -12,16 +13,18 @@ from legato.errors import EngineError
 class Flight:
     """A plan under way. `slots`, `stops`: one an entry, the request and one past the last position it computes.
 
+    `moves`: copies between pool and host memory that come before its rows.
     `preempted`: requests that lost their KV after the step was applied; its tokens still count, its positions do not.
-    `returning`: blocks that were given up while the step may write them, free once it is committed.
+    `returning`: blocks given up while this step may read or write them; one holder fewer once it is committed.
     """
 
-    __slots__ = ("plan", "preempted", "returning", "slots", "stops")
+    __slots__ = ("moves", "plan", "preempted", "returning", "slots", "stops")
 
-    def __init__(self, plan: StepPlan, slots: Sequence[Slot], stops: Sequence[int]) -> None:
+    def __init__(self, plan: StepPlan, slots: Sequence[Slot], stops: Sequence[int], moves: Sequence[Move]) -> None:
         self.plan = plan
         self.slots = slots
         self.stops = stops
+        self.moves = moves
         self.preempted: set[int] = set()
         self.returning: list[int] = []
 

@@ -12,8 +12,9 @@ class StepPlan:
     Entry i computes positions `[starts[i], starts[i] + counts[i])` of `request_ids[i]`; `samples[i]` says whether the
     logits of its last row are needed, that is, whether the last known token is among them. The first `decodes` entries
     are decodes (one pending token); prefills in progress and admissions follow.
-    `admit`: waiting requests that enter with this step (a subset of `request_ids`). `preempt`: victims, newest first,
-    chosen before any token was given out; none of them is in `request_ids`.
+    `admit`: waiting requests that enter with this step (a subset of `request_ids`); what such a one need not compute,
+    positions `[0, starts[i])`, is in the prefix cache. `preempt`: victims, chosen before any token was given out; none
+    of them is in `request_ids`. `overtaken`: requests that do not fit, and behind which one that does is admitted.
     """
 
     step: int
@@ -24,6 +25,7 @@ class StepPlan:
     admit: tuple[int, ...] = ()
     preempt: tuple[int, ...] = ()
     decodes: int = 0
+    overtaken: tuple[int, ...] = ()
 
     @property
     def rows(self) -> int:

@@ -13,10 +13,11 @@ class Policy:
     """Orders, each from first to last.
 
     `prefills`: which prefill in progress gets tokens first. `admissions`: which waiting request enters first; lazy,
-    since the queue may be long and only its front is read; the first that does not fit ends the admissions of a step.
-    `victims`: which running request is preempted first; the last one never is.
+    since the queue may be long, of which `lookahead` are read a step at most. `victims`: which running request is
+    preempted first; the last one never is.
     `spare_blocks`: free blocks that an admission leaves to so many requests already admitted, so that their next
     decodes need not preempt whoever has just come in.
+    `overtakes`: how often a request that does not fit may see one behind it admitted; never, once it was preempted.
     """
 
     name: str
@@ -24,16 +25,27 @@ class Policy:
     admissions: Callable[[Collection[Progress]], Iterable[Progress]]
     victims: Callable[[Sequence[Progress]], Iterable[Progress]]
     spare_blocks: Callable[[int], int]
+    lookahead: int = 32
+    overtakes: int = 8
 
 
-def oldest_first(requests: Collection[Progress]) -> Iterable[Progress]:
-    """In the order of the view, which is that of arrival."""
+def as_admitted(requests: Collection[Progress]) -> Iterable[Progress]:
+    """In the order of the view."""
     return requests
 
 
+def important_first(requests: Sequence[Progress]) -> Iterable[Progress]:
+    """By priority, then in the order of admission."""
+    return sorted(requests, key=lambda r: r.priority)
+
+
 def newest_first(requests: Sequence[Progress]) -> Iterable[Progress]:
-    """Against the order of the view: what came last has the least to lose, and the oldest always advances."""
-    return reversed(requests)
+    """Least important first; of equals, who was preempted least often, then who came last: it has the least to lose.
+
+    The oldest of the most important comes last of all, whatever the others went through: it always goes on.
+    """
+    oldest = min(requests, key=lambda r: (r.priority, r.rank))
+    return sorted(requests, key=lambda r: (r is oldest, -r.priority, r.preemptions, -r.rank))
 
 
 def one_block_each(admitted: int) -> int:
@@ -45,4 +57,6 @@ def one_block_each(admitted: int) -> int:
     return admitted
 
 
-FCFS = Policy("fcfs", prefills=oldest_first, admissions=oldest_first, victims=newest_first, spare_blocks=one_block_each)
+FCFS = Policy(
+    "fcfs", prefills=important_first, admissions=as_admitted, victims=newest_first, spare_blocks=one_block_each
+)

@@ -44,13 +44,20 @@ class StopRule:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One sequence to complete. `prompt`: token ids, at least one. `arrival_s`: on the caller's clock."""
+    """One sequence to complete. `prompt`: token ids, at least one. `arrival_s`: on the caller's clock.
+
+    `priority`: the lower, the earlier it is admitted and the later it is preempted. `cache_salt`: cached prefixes are
+    shared among requests of one salt only. `attachments`: (position, digest) of what the prompt holds besides tokens.
+    """
 
     request_id: int
     prompt: tuple[int, ...]
     sampling: Sampling = field(default_factory=Sampling)
     stop: StopRule = field(default_factory=StopRule)
     arrival_s: float = 0.0
+    priority: int = 0
+    cache_salt: bytes = b""
+    attachments: tuple[tuple[int, bytes], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +67,7 @@ class Finished:
     `reason`: "stop" a stop id was generated (it is the last token emitted); "length" `max_tokens`, the model's context
     or the KV pool was reached; "abort" the caller took it back; "error" its step failed, and `message` says why.
     `generated_tokens`: tokens emitted. `preemptions`: how often its KV was given up and computed again.
+    `cached_tokens`: of the prompt, found in the prefix cache when it was first admitted.
     """
 
     request_id: int
@@ -68,3 +76,4 @@ class Finished:
     generated_tokens: int
     preemptions: int = 0
     message: str = ""
+    cached_tokens: int = 0

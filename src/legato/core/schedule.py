@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 from legato.core.budget import StepBudget
 from legato.core.plan import StepPlan
@@ -16,8 +17,9 @@ def plan_step(view: SchedulerView, budget: StepBudget, policy: Policy) -> StepPl
 
     Decodes first, one token each; then prefills in progress; then admissions. Every decode is in the plan or in
     `plan.preempt`: a decode never waits for a prefill. (Planned ahead of a commit it may wait for a block that the step
-    in flight still holds.) With work and nothing in flight the plan is never empty: the oldest request is in it.
-    Units: tokens and blocks. Cost: O(running + admitted), whatever the number waiting.
+    in flight still holds.) With work and nothing in flight the plan is never empty.
+    A waiting request whose next block somebody is computing is not admitted before that is there: it would compute it a
+    second time, behind the first. Units: tokens and blocks. Cost: O(running + admitted), whatever the number waiting.
     Raises ConfigError if more requests run than `budget` has tokens: it was lowered below what was admitted under it.
     """
     running = view.running
@@ -49,9 +51,9 @@ def plan_step(view: SchedulerView, budget: StepBudget, policy: Policy) -> StepPl
     samples = [True] * len(decodes)
     left_tokens = budget.max_tokens - len(decodes)
 
-    def pack(request: Progress) -> None:
+    def pack(request: Progress, start: int) -> None:
         nonlocal left_tokens
-        start, known = request.scheduled, request.known
+        known = request.known
         count = min(known - start, left_tokens)
         request_ids.append(request.request_id)
         starts.append(start)
@@ -62,24 +64,40 @@ def plan_step(view: SchedulerView, budget: StepBudget, policy: Policy) -> StepPl
     for request in policy.prefills(prefills):
         if not left_tokens:
             break
-        pack(request)
+        pack(request, request.scheduled)
 
-    # Whoever was just preempted stands at the front of the queue: nobody enters over his head.
+    # Whoever was just preempted stands near the front of the queue: nobody enters over his head.
     admitted: list[int] = []
+    overtaken: list[int] = []
+    entering: set[bytes] = set()  # the first block that each of `admitted` does not find in the pool
     left_seqs = 0 if victims else budget.max_seqs - len(running)
-    if left_tokens and left_seqs > 0 and view.waiting:
-        for request in policy.admissions(view.waiting):
-            # The whole prompt is reserved at once: two half-computed prompts can never wait for each other's blocks.
-            blocks = -(-request.known // view.block_tokens)
-            inside = len(running) + len(admitted)
-            if blocks + (policy.spare_blocks(inside) if inside else 0) > free_blocks:
+    waiting = policy.admissions(view.waiting) if left_tokens and left_seqs > 0 and view.waiting else ()
+    for request in islice(waiting, policy.lookahead):
+        prefix = view.prefix(request.request_id)
+        if prefix.awaited or prefix.next_key in entering:
+            continue  # somebody computes what it needs next: it enters when that is there
+        # The whole prompt is reserved at once: two half-computed prompts can never wait for each other's blocks.
+        blocks = -(-request.known // view.block_tokens) - prefix.blocks + prefix.idle_blocks
+        inside = len(running) + len(admitted)
+        if blocks + (policy.spare_blocks(inside) if inside else 0) > free_blocks:
+            if request.preemptions or request.overtaken >= policy.overtakes:
+                overtaken.clear()
                 break
-            free_blocks -= blocks
-            admitted.append(request.request_id)
-            pack(request)
-            left_seqs -= 1
-            if not left_tokens or not left_seqs:
-                break
+            overtaken.append(request.request_id)
+            continue
+        free_blocks -= blocks
+        admitted.append(request.request_id)
+        if prefix.next_key is not None:
+            entering.add(prefix.next_key)
+        # A block that is copied back counts as a row: it takes about the time of one.
+        stored_blocks = min(prefix.stored_blocks, left_tokens - 1)
+        left_tokens -= stored_blocks
+        pack(request, (prefix.blocks + stored_blocks) * view.block_tokens)
+        left_seqs -= 1
+        if overtaken or not left_tokens or not left_seqs:
+            break
+    else:
+        overtaken.clear()  # nobody behind them was admitted
 
     return StepPlan(
         view.next_step,
@@ -90,6 +108,7 @@ def plan_step(view: SchedulerView, budget: StepBudget, policy: Policy) -> StepPl
         tuple(admitted),
         tuple(victims),
         len(decodes),
+        tuple(overtaken),
     )
 
 
@@ -100,16 +119,16 @@ def _choose_victims(view: SchedulerView, policy: Policy, growing: Sequence[Progr
     """
     missing = len(growing) - view.free_blocks - view.returning_blocks
     grows = {r.request_id for r in growing}
+    order = list(policy.victims(view.running))
+    freed = view.freed_blocks(r.request_id for r in order)
     victims: list[int] = []
     freed_blocks = 0
-    for request in policy.victims(view.running):
-        if missing <= 0:
-            break
-        blocks = request.covered // view.block_tokens
-        missing -= blocks + (request.request_id in grows)
+    for request, (at_once, in_all) in zip(order, freed, strict=True):
         victims.append(request.request_id)
-        if not request.in_flight:
-            freed_blocks += blocks
+        missing -= request.request_id in grows
+        freed_blocks = at_once
+        if missing <= in_all:
+            break
     return victims, freed_blocks
 
 

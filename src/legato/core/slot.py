@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 
+from legato.core.prefix import KeyChain
 from legato.core.request import Finished, FinishReason, Request
 
 
@@ -20,6 +21,8 @@ class Slot:
 
     __slots__ = (
         "blocks",
+        "cached_tokens",
+        "chain",
         "computed",
         "covered",
         "ended",
@@ -27,7 +30,12 @@ class Slot:
         "in_flight",
         "known",
         "limit",
+        "overtaken",
         "preemptions",
+        "priority",
+        "promised",
+        "published",
+        "rank",
         "request",
         "request_id",
         "scheduled",
@@ -35,9 +43,11 @@ class Slot:
         "tokens",
     )
 
-    def __init__(self, request: Request, context: int) -> None:
+    def __init__(self, request: Request, context: int, rank: int, chain: KeyChain | None) -> None:
         self.request = request
         self.request_id = request.request_id
+        self.priority = request.priority
+        self.rank = rank  # how many were submitted before it
         self.tokens = array("i", request.prompt)
         self.blocks: list[int] = []
         self.known = len(request.prompt)
@@ -46,10 +56,17 @@ class Slot:
         self.covered = 0  # positions that the blocks held and reserved hold
         self.in_flight = 0  # steps applied and not committed that contain it
         self.preemptions = 0
+        self.overtaken = 0  # requests that were admitted before it though they came after it
+        self.cached_tokens = -1  # of the prompt, not computed since they were cached; -1 until it is admitted
         self.ended = False  # finished or aborted, and kept only until its steps in flight are committed
         self.limit = min(len(request.prompt) + request.stop.max_tokens, context)  # tokens in all, at the end
         self.stop_ids = request.stop.token_ids
         self.first_stop = len(request.prompt) + request.stop.min_tokens  # tokens in all before a stop id counts
+        self.chain = chain  # None: neither uses cached blocks nor leaves any
+        self.published = 0  # leading blocks that are in the prefix cache
+        self.promised = 0  # leading blocks that others may wait for
+        if chain is not None:
+            chain.extend(self.tokens)
 
     def end_reason(self) -> FinishReason | None:
         """Why the newest token is the last one, or None if it is not."""
@@ -61,4 +78,7 @@ class Slot:
         """The account of a request that ends now."""
         prompt_tokens = len(self.request.prompt)
         generated_tokens = len(self.tokens) - prompt_tokens
-        return Finished(self.request_id, reason, prompt_tokens, generated_tokens, self.preemptions, message)
+        cached_tokens = max(self.cached_tokens, 0)
+        return Finished(
+            self.request_id, reason, prompt_tokens, generated_tokens, self.preemptions, message, cached_tokens
+        )

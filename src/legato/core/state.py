@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Collection, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from legato.core.blocks import BlockPool
 from legato.core.flight import Flight
+from legato.core.host import Move
+from legato.core.memory import KvMemory
 from legato.core.plan import StepPlan, StepResult
+from legato.core.prefix import KeyChain, Prefix, root_key
+from legato.core.queue import WaitingQueue
 from legato.core.request import Finished, FinishReason, Request
 from legato.core.slot import Slot
 from legato.errors import ConfigError, PromptTooLong, RequestError
@@ -23,9 +26,19 @@ class SchedulerState:
     `kv_blocks`, `block_tokens`: blocks of KV, and positions each holds. `max_model_len`: tokens a model can attend to.
     A request ends with "length" at `context` tokens, the smaller of `max_model_len` and the whole pool: alone it always
     fits, so that preempting the others always lets the oldest go on. Raises ConfigError for sizes that serve nothing.
+    `cache_root`: names the model with every option that changes bits; None: no prefix cache. `host_blocks`: blocks of
+    host memory that take what the pool has to give up.
     """
 
-    def __init__(self, kv_blocks: int, block_tokens: int, max_model_len: int) -> None:
+    def __init__(
+        self,
+        kv_blocks: int,
+        block_tokens: int,
+        max_model_len: int,
+        *,
+        cache_root: bytes | None = b"",
+        host_blocks: int = 0,
+    ) -> None:
         for name, value, least in (
             ("kv_blocks", kv_blocks, 1),
             ("block_tokens", block_tokens, 1),
@@ -38,14 +51,19 @@ class SchedulerState:
         self.max_model_len = max_model_len
         self.context = min(max_model_len, kv_blocks * block_tokens)
         self.next_step = 0
-        self.returning_blocks = 0
         self.preemptions = 0
+        self.overtakes = 0
+        self.queried_tokens = 0
+        """Prompt tokens of requests that were admitted."""
+        self.cached_tokens = 0
+        """How many of them were in the prefix cache."""
         self.emitted = StepResult(-1, (), ())
-        self._pool = BlockPool(kv_blocks)
-        self._reserved_blocks = 0
+        self.memory = KvMemory(kv_blocks, block_tokens, host_blocks)
+        self._cache_root = cache_root
+        self._submitted = 0
         self._slots: dict[int, Slot] = {}
         self._running: list[Slot] = []
-        self._waiting: OrderedDict[int, Slot] = OrderedDict()
+        self._waiting = WaitingQueue()
         self._flights: deque[Flight] = deque()
 
     # ── SchedulerView ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -57,13 +75,27 @@ class SchedulerState:
 
     @property
     def waiting(self) -> Collection[Slot]:
-        """Requests not admitted yet, in order of arrival, preempted ones in front."""
-        return self._waiting.values()
+        """Requests not admitted, by priority, then by arrival."""
+        return self._waiting
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that nobody holds and no admitted prefill has reserved."""
-        return self._pool.free - self._reserved_blocks
+        """Blocks that nobody holds and no admitted prefill has reserved. Cached ones are among them."""
+        return self.memory.free_blocks
+
+    @property
+    def returning_blocks(self) -> int:
+        """Blocks that will be free when the steps in flight are committed. Cost: O(those), O(1) when there are none."""
+        pool = self.memory.pool
+        return sum(pool.references(block) == count for block, count in Counter(self._returning()).items())
+
+    def freed_blocks(self, request_ids: Iterable[int]) -> Iterator[tuple[int, int]]:
+        """For each of these, in turn: blocks free if it and those before it are preempted, at once and in all."""
+        return self.memory.freed_blocks((self._slots[i] for i in request_ids), self._returning())
+
+    def prefix(self, request_id: int) -> Prefix:
+        """What of a waiting request is cached, or being computed by somebody else."""
+        return self.memory.prefix(self._slots[request_id])
 
     # ── RowSource ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -79,6 +111,10 @@ class SchedulerState:
         """Ids of its KV blocks in order of position, as many as its scheduled positions need."""
         return self._slots[request_id].blocks
 
+    def moves(self, step: int) -> Sequence[Move]:
+        """Copies between the pool and host memory that come before the rows of that step, in order."""
+        return next((flight.moves for flight in self._flights if flight.plan.step == step), ())
+
     # ── what an engine asks ────────────────────────────────────────────────────────────────────────────────────────
 
     @property
@@ -89,7 +125,7 @@ class SchedulerState:
     @property
     def total_blocks(self) -> int:
         """Blocks of the pool."""
-        return self._pool.blocks
+        return self.memory.pool.blocks
 
     @property
     def in_flight(self) -> int:
@@ -118,9 +154,10 @@ class SchedulerState:
                 f" shorten the prompt to {self.context - 1} tokens or serve with a larger limit",
                 field="prompt",
             )
-        slot = Slot(request, self.context)
+        slot = Slot(request, self.context, self._submitted, self._chain(request))
+        self._submitted += 1
         self._slots[slot.request_id] = slot
-        self._waiting[slot.request_id] = slot
+        self._waiting.push(slot)
 
     def apply(self, plan: StepPlan) -> None:
         """Puts `plan` in flight: preempts, admits, takes blocks, moves `scheduled`. Cost: O(rows of the plan).
@@ -129,8 +166,9 @@ class SchedulerState:
         come between `plan_step` and `apply`; that it did is asserted.
         """
         assert self._is_current(plan), f"step {plan.step} was planned from another state than this one"
+        moves: list[Move] = []
         self._preempt(plan.preempt)
-        self._admit(plan.admit)
+        self._admit(plan, moves)
         slots: list[Slot] = []
         stops: list[int] = []
         block_tokens = self.block_tokens
@@ -142,12 +180,12 @@ class SchedulerState:
             slot.scheduled = stop
             slot.in_flight += 1
             if stop > len(slot.blocks) * block_tokens:
-                self._extend(slot, stop)
+                self.memory.extend(slot, stop, moves)
             if sample and stop + 1 < slot.limit:
                 slot.known = stop + 1
             slots.append(slot)
             stops.append(stop)
-        self._flights.append(Flight(plan, slots, stops))
+        self._flights.append(Flight(plan, slots, stops, moves))
         self.next_step += 1
 
     def commit(self, result: StepResult) -> tuple[Finished, ...]:
@@ -164,22 +202,23 @@ class SchedulerState:
         column = 0
         for slot, stop, sample in zip(flight.slots, flight.stops, flight.plan.samples, strict=True):
             slot.in_flight -= 1
-            if slot.request_id not in flight.preempted:
-                slot.computed = stop
             if sample:
                 # Also for a request that has ended: a step planned ahead may compute this token.
                 slot.tokens.append(result.token_ids[column])
+            if slot.request_id not in flight.preempted:
+                slot.computed = stop
+                self._release(self.memory.publish(slot), slot.in_flight)
             if slot.ended:
                 if sample:
                     stale.append(column)
                 if not slot.in_flight:
-                    self._forget(slot)
+                    del self._slots[slot.request_id]
             elif sample:
                 reason = slot.end_reason()
                 if reason is not None:
                     finished.append(self._end(slot, reason))
             column += sample
-        self._land(flight)
+        self.memory.pool.release(flight.returning)
         if finished:
             self._running = [slot for slot in self._running if not slot.ended]
         self.emitted = result if not stale else _without_columns(result, stale)
@@ -206,13 +245,14 @@ class SchedulerState:
         finished: list[Finished] = []
         while self._flights:
             flight = self._flights.popleft()
+            self.memory.undo(flight.moves)
             for slot in flight.slots:
                 slot.in_flight -= 1
                 if not slot.ended:
                     finished.append(self._end(slot, "error", message))
                 elif not slot.in_flight:
-                    self._forget(slot)
-            self._land(flight)
+                    del self._slots[slot.request_id]
+            self.memory.pool.release(flight.returning)
         self._running = [slot for slot in self._running if not slot.ended]
         self.emitted = StepResult(self.next_step - 1, (), ())
         return tuple(finished)
@@ -221,37 +261,27 @@ class SchedulerState:
 
     def check(self) -> None:
         """Asserts every invariant. Cost: O(requests + blocks): each step in tests, when idle in production."""
-        self._pool.check()
-        holders: dict[int, int] = {}
+        self.memory.check(self._running, self._returning())
         ended = [slot for slot in self._slots.values() if slot.ended]
         for slot in self._slots.values():
             self._check_slot(slot)
-            for block in slot.blocks:
-                holders[block] = holders.get(block, 0) + 1
-        for flight in self._flights:
-            for block in flight.returning:
-                holders[block] = holders.get(block, 0) + 1
-        for block in range(self._pool.blocks):
-            assert self._pool.references(block) == holders.get(block, 0), f"block {block} is held by nobody we know"
-        returning = sum(len(f.returning) for f in self._flights) + sum(len(slot.blocks) for slot in ended)
-        covered = sum(slot.covered for slot in self._running) // self.block_tokens
-        assert returning == self.returning_blocks, f"{returning} blocks return, {self.returning_blocks} counted"
-        assert self.free_blocks >= 0, f"{-self.free_blocks} reserved blocks do not exist"
-        assert self.free_blocks + returning + covered == self._pool.blocks, "blocks do not add up to the pool"
         assert len(self._running) + len(self._waiting) + len(ended) == len(self._slots), "a request is lost"
         assert not ended or self._flights, "an ended request outlived its steps"
+        ranks = [(slot.priority, slot.rank) for slot in self._waiting]
+        assert ranks == sorted(ranks), "the queue is out of order"
 
     def _check_slot(self, slot: Slot) -> None:
         name = f"request {slot.request_id}"
         held_tokens = len(slot.blocks) * self.block_tokens
         assert 0 <= slot.computed <= slot.scheduled <= slot.known < slot.limit <= self.context, f"{name}: cursors"
+        assert slot.published * self.block_tokens <= slot.computed, f"{name}: a block is cached and not computed"
         assert slot.in_flight == sum(slot in f.slots for f in self._flights), f"{name}: steps in flight"
         assert slot.in_flight or slot.computed == slot.scheduled, f"{name}: scheduled, but nothing in flight"
         assert slot.in_flight or slot.known == len(slot.tokens), f"{name}: a token is promised, but nothing in flight"
         assert slot.scheduled <= held_tokens < slot.scheduled + self.block_tokens, f"{name}: too many or too few blocks"
         if slot.ended:
             assert slot.in_flight, f"{name}: ended and kept"
-        elif slot.request_id in self._waiting:
+        elif slot in self._waiting:
             assert not (slot.scheduled or slot.covered), f"{name}: waits and holds blocks"
         else:
             assert slot in self._running, f"{name}: neither waiting nor running"
@@ -260,80 +290,77 @@ class SchedulerState:
 
     # ── steps of the verbs ─────────────────────────────────────────────────────────────────────────────────────────
 
+    def _chain(self, request: Request) -> KeyChain | None:
+        if self._cache_root is None:
+            return None
+        return KeyChain(root_key(self._cache_root, request.cache_salt), self.block_tokens, request.attachments)
+
     def _is_current(self, plan: StepPlan) -> bool:
-        slots = self._slots
+        slots, admitted = self._slots, frozenset(plan.admit)
         if plan.step != self.next_step or not all(i in slots for i in (*plan.request_ids, *plan.preempt)):
             return False
         return all(
-            slots[request_id].scheduled == start and start + count <= slots[request_id].known
+            (request_id in admitted or slots[request_id].scheduled == start)
+            and start + count <= slots[request_id].known
             for request_id, start, count in zip(plan.request_ids, plan.starts, plan.counts, strict=True)
         )
 
     def _preempt(self, request_ids: Sequence[int]) -> None:
-        """Back to the front of the queue, without KV. Newest first, so that the oldest of them ends up foremost."""
+        """Back to the queue, without KV, but with everything generated."""
         if not request_ids:
             return
         for request_id in request_ids:
             slot = self._slots[request_id]
-            self._cancel_reservation(slot)
             if slot.in_flight:
                 for flight in self._flights:
                     flight.preempted.add(request_id)
-                self._flights[-1].returning.extend(slot.blocks)
-                self.returning_blocks += len(slot.blocks)
-            else:
-                self._pool.release(slot.blocks)
+            self._release(self.memory.give_up(slot), slot.in_flight)
             slot.blocks = []
-            slot.scheduled = slot.computed = slot.covered = 0
+            slot.scheduled = slot.computed = slot.covered = slot.published = 0
             slot.preemptions += 1
-            self._waiting[request_id] = slot
-            self._waiting.move_to_end(request_id, last=False)
+            self._waiting.put_back(slot)
         self.preemptions += len(request_ids)
         gone = set(request_ids)
         self._running = [slot for slot in self._running if slot.request_id not in gone]
 
-    def _admit(self, request_ids: Sequence[int]) -> None:
-        """Out of the queue, with blocks reserved for every token known."""
-        for request_id in request_ids:
-            slot = self._waiting.pop(request_id)
-            blocks = -(-slot.known // self.block_tokens)
-            slot.covered = blocks * self.block_tokens
-            self._reserved_blocks += blocks
+    def _admit(self, plan: StepPlan, moves: list[Move]) -> None:
+        """Out of the queue, with what is cached, and with blocks reserved for every token known."""
+        for request_id in plan.overtaken:
+            self._slots[request_id].overtaken += 1
+        self.overtakes += bool(plan.overtaken)
+        if not plan.admit:
+            return
+        start_of = dict(zip(plan.request_ids, plan.starts, strict=True))
+        slots = [self._slots[request_id] for request_id in plan.admit]
+        starts = [start_of[request_id] for request_id in plan.admit]
+        self.memory.admit(slots, starts, moves)
+        for slot, start in zip(slots, starts, strict=True):
+            self._waiting.remove(slot)
             self._running.append(slot)
-
-    def _extend(self, slot: Slot, stop: int) -> None:
-        """Takes blocks up to position `stop`: reserved ones, then free ones."""
-        while (held_tokens := len(slot.blocks) * self.block_tokens) < stop:
-            if held_tokens < slot.covered:
-                self._reserved_blocks -= 1
-            else:
-                slot.covered += self.block_tokens
-            slot.blocks.append(self._pool.take())
-
-    def _cancel_reservation(self, slot: Slot) -> None:
-        held_tokens = len(slot.blocks) * self.block_tokens
-        if slot.covered > held_tokens:
-            self._reserved_blocks -= (slot.covered - held_tokens) // self.block_tokens
-            slot.covered = held_tokens
+            if slot.cached_tokens < 0:
+                slot.cached_tokens = start
+                self.cached_tokens += start
+                self.queried_tokens += len(slot.request.prompt)
 
     def _end(self, slot: Slot, reason: FinishReason, message: str = "") -> Finished:
-        """Marks it ended and gives back its blocks, if no step writes them. The caller takes it out of `_running`."""
+        """Marks it ended and gives back its blocks, if no step uses them. The caller takes it out of `_running`."""
         slot.ended = True
-        self._waiting.pop(slot.request_id, None)
-        self._cancel_reservation(slot)
-        self.returning_blocks += len(slot.blocks)
+        if slot in self._waiting:
+            self._waiting.remove(slot)
+        self._release(self.memory.give_up(slot), slot.in_flight)
         if not slot.in_flight:
-            self._forget(slot)
+            del self._slots[slot.request_id]
         return slot.finished(reason, message)
 
-    def _forget(self, slot: Slot) -> None:
-        self.returning_blocks -= len(slot.blocks)
-        self._pool.release(slot.blocks)
-        del self._slots[slot.request_id]
+    def _release(self, blocks: Sequence[int], in_flight: int) -> None:
+        """One holder fewer for each of `blocks`: now, or when the steps that use them are committed."""
+        if in_flight and self._flights:
+            self._flights[-1].returning.extend(blocks)
+        else:
+            self.memory.pool.release(blocks)
 
-    def _land(self, flight: Flight) -> None:
-        self.returning_blocks -= len(flight.returning)
-        self._pool.release(flight.returning)
+    def _returning(self) -> Iterator[int]:
+        return (block for flight in self._flights for block in flight.returning)
 
 
 def _without_columns(result: StepResult, columns: Sequence[int]) -> StepResult:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Protocol
 
+from legato.core.host import Move
+from legato.core.prefix import Prefix
 from legato.core.request import Request
 
 
@@ -35,12 +37,25 @@ class Progress(Protocol):
     def in_flight(self) -> int:
         """Steps in flight that contain it: its blocks come back only once they are committed."""
 
+    @property
+    def priority(self) -> int:
+        """As the request has it: the lower, the more important."""
+
+    @property
+    def rank(self) -> int:
+        """How many requests came before it."""
+
+    @property
+    def preemptions(self) -> int:
+        """How often it was preempted."""
+
+    @property
+    def overtaken(self) -> int:
+        """How many requests that came after it were admitted before it, since it did not fit."""
+
 
 class SchedulerView(Protocol):
-    """What `plan_step` reads. Units: tokens and blocks.
-
-    The blocks always add up: `free_blocks + returning_blocks + sum(covered // block_tokens over running)` is the pool.
-    """
+    """What `plan_step` reads. Units: tokens and blocks. Nothing here changes anything."""
 
     @property
     def next_step(self) -> int:
@@ -52,11 +67,20 @@ class SchedulerView(Protocol):
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that nobody holds and no admitted prefill has reserved."""
+        """Blocks that nobody holds and no admitted prefill has reserved. Cached ones are among them."""
 
     @property
     def returning_blocks(self) -> int:
         """Blocks given up by requests whose step is still in flight: free once it is committed. 0 between steps."""
+
+    def freed_blocks(self, request_ids: Iterable[int]) -> Iterator[tuple[int, int]]:
+        """For each of these running requests: blocks free if it and those before it are preempted, at once and in all.
+
+        In all: once what is in flight is committed. Blocks that others hold too are not counted.
+        """
+
+    def prefix(self, request_id: int) -> Prefix:
+        """What of a waiting request is cached, or being computed by somebody else."""
 
     @property
     def running(self) -> Sequence[Progress]:
@@ -64,7 +88,7 @@ class SchedulerView(Protocol):
 
     @property
     def waiting(self) -> Collection[Progress]:
-        """Requests not admitted yet, in order of arrival, preempted ones in front. Only ever read from the front."""
+        """Requests not admitted, by priority, then by arrival. Only ever read from the front."""
 
 
 class RowSource(Protocol):
@@ -78,3 +102,6 @@ class RowSource(Protocol):
 
     def blocks(self, request_id: int) -> Sequence[int]:
         """Ids of the KV blocks of the request, in order of position; covers at least the planned positions."""
+
+    def moves(self, step: int) -> Sequence[Move]:
+        """Copies between the pool and host memory that come before the rows of that step, in order."""
