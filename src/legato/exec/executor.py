@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from legato.core.plan import StepPlan, StepResult
 from legato.core.view import RowSource
 from legato.errors import EngineError
 from legato.exec.batch import Batch, build_batch
+from legato.exec.host_pool import HostPool
 from legato.exec.ops import FloatArray
 from legato.exec.profile import StepClock
 from legato.exec.sampler import Sampler
@@ -23,12 +25,18 @@ class Backend(Protocol):
 class ModelExecutor:
     """The `Executor` of a model: `bind` it to the scheduler's state once, then `execute` each plan after `apply`."""
 
-    def __init__(self, backend: Backend, *, block_tokens: int, clock: StepClock | None = None) -> None:
+    def __init__(
+        self, backend: Backend, *, block_tokens: int, host: HostPool | None = None, clock: StepClock | None = None
+    ) -> None:
+        """`host`: where blocks go that the pool gives up, if the scheduler's state has `host_blocks`."""
         self._backend = backend
         self._block_tokens = block_tokens
+        self._host = host
         self._sampler = Sampler()
         self._source: RowSource | None = None
         self.clock = clock
+        self.observe: Callable[[StepPlan, FloatArray], None] | None = None
+        """Sees each plan with its logits `[sampled rows, vocab]`, which hold until the next step."""
 
     def bind(self, source: RowSource) -> None:
         """Names the state that `execute` reads requests, tokens and block tables from."""
@@ -43,12 +51,20 @@ class ModelExecutor:
         assert source is not None, "bind the executor to a state first"
         if clock:
             clock.start()
+        for move in source.moves(plan.step):
+            assert self._host is not None, "the state moves blocks to host memory that is not there"
+            if move.saves:
+                self._host.save(move.block, move.slot)
+            else:
+                self._host.restore(move.slot, move.block)
         if not plan.request_ids:
             return StepResult(plan.step, (), ())
         batch = build_batch(plan, source, self._block_tokens)
         if clock:
             clock.lap("batch")
         logits = self._backend.run(batch)
+        if self.observe is not None:
+            self.observe(plan, logits)
         if clock:
             clock.lap("run")
         wanted = [i for i, samples in enumerate(plan.samples) if samples]
