@@ -1,5 +1,6 @@
 #include "kv.hpp"
 
+#include <cstring>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -39,7 +40,7 @@ std::size_t KvShape::head_nbytes() const {
     return static_cast<std::size_t>(block_tokens * (head_dim + padded(head_dim)) * element_nbytes(type));
 }
 
-std::size_t KvShape::layer_nbytes() const { return static_cast<std::size_t>(blocks * kv_heads) * head_nbytes(); }
+std::size_t KvShape::layer_nbytes() const { return static_cast<std::size_t>(blocks) * block_layer_nbytes(); }
 
 KvCache::KvCache(const KvShape& shape) : shape_((shape.check(), shape)), memory_(shape.nbytes()) {}
 
@@ -55,13 +56,36 @@ KvLayer KvCache::layer(std::int64_t index) const {
     };
 }
 
+void KvCache::check_block(std::int64_t block) const {
+    if (block < 0 || block >= shape_.blocks)
+        throw std::invalid_argument("block " + std::to_string(block) + " is not in [0, " +
+                                    std::to_string(shape_.blocks) + ")");
+}
+
+std::byte* KvCache::at(std::int64_t layer, std::int64_t block) const {
+    return memory_.data() + static_cast<std::size_t>(layer) * shape_.layer_nbytes() +
+           static_cast<std::size_t>(block) * shape_.block_layer_nbytes();
+}
+
+void KvCache::copy_out(std::int64_t block, std::byte* into) const {
+    check_block(block);
+    const std::size_t nbytes = shape_.block_layer_nbytes();
+    for (std::int64_t layer = 0; layer < shape_.layers; ++layer, into += nbytes)
+        std::memcpy(into, at(layer, block), nbytes);
+}
+
+void KvCache::copy_in(std::int64_t block, const std::byte* source) {
+    check_block(block);
+    const std::size_t nbytes = shape_.block_layer_nbytes();
+    for (std::int64_t layer = 0; layer < shape_.layers; ++layer, source += nbytes)
+        std::memcpy(at(layer, block), source, nbytes);
+}
+
 void KvCache::read(std::int64_t layer_index, std::int64_t block, float* k, float* v) const {
     if (layer_index < 0 || layer_index >= shape_.layers)
         throw std::invalid_argument("layer " + std::to_string(layer_index) + " is not in [0, " +
                                     std::to_string(shape_.layers) + ")");
-    if (block < 0 || block >= shape_.blocks)
-        throw std::invalid_argument("block " + std::to_string(block) + " is not in [0, " +
-                                    std::to_string(shape_.blocks) + ")");
+    check_block(block);
     const KvLayer kv = layer(layer_index);
     const std::int64_t tokens = kv.block_tokens, dim = kv.head_dim, heads = kv.kv_heads;
     const std::int64_t elements = tokens * (dim + kv.padded_dim);
