@@ -6,8 +6,9 @@ import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from legato.config import EngineConfig
+from legato.config import EngineConfig, format_size
 from legato.core.budget import StepBudget
 from legato.core.policy import FCFS
 from legato.core.state import SchedulerState
@@ -15,6 +16,10 @@ from legato.engine.loop import Engine
 from legato.engine.text import ModelText
 from legato.engine.wire import EngineInfo
 from legato.engine.worker import EngineFactory, ReportProgress
+
+if TYPE_CHECKING:
+    from legato.exec.model import LoadedModel
+    from legato.exec.pool_archive import PoolArchive
 
 
 def build_engine(config: EngineConfig, path: Path, report: ReportProgress) -> tuple[Engine, EngineInfo]:
@@ -36,11 +41,20 @@ def build_engine(config: EngineConfig, path: Path, report: ReportProgress) -> tu
         quantize=config.quantize,
         threads=config.threads,
         max_model_len=config.max_model_len,
+        swap_space_bytes=_swap_space_bytes(config, path),
         progress=lambda done, total: report("loading", done, total),
     )
-    state = SchedulerState(loaded.kv_blocks, loaded.block_tokens, loaded.max_model_len)
+    host_blocks, swap_notice = _host_blocks(config, loaded)
+    root, archive, archive_notice = _open_archive(config, path, loaded, report)
+    state = SchedulerState(
+        loaded.kv_blocks,
+        loaded.block_tokens,
+        loaded.max_model_len,
+        cache_root=root if config.enable_prefix_caching else None,
+        host_blocks=host_blocks,
+    )
     budget = StepBudget(config.max_num_batched_tokens, config.max_num_seqs)
-    engine = Engine(state, loaded.executor, FCFS, budget, time.perf_counter)
+    engine = Engine(state, loaded.executor, FCFS, budget, time.perf_counter, archive)
     footprint = loaded.footprint
     info = EngineInfo(
         max_model_len=loaded.max_model_len,
@@ -53,9 +67,12 @@ def build_engine(config: EngineConfig, path: Path, report: ReportProgress) -> tu
         weights_bytes=footprint.weights,
         kv_bytes=footprint.kv,
         scratch_bytes=footprint.scratch + footprint.tables,
+        swap_bytes=footprint.swap,
         peak_bytes=footprint.peak,
         load_s=time.monotonic() - start_s,
         description=f"{loaded.spec.architecture}, {len(loaded.spec.layers)} layers, vocabulary {loaded.spec.vocab:,}",
+        prefix_caching=config.enable_prefix_caching,
+        notice=" · ".join(notice for notice in (swap_notice, archive_notice) if notice),
     )
     return engine, info
 
@@ -118,6 +135,64 @@ def open_text(config: EngineConfig, path: Path) -> ModelText:
         render=render,
         encode_chat=functools.partial(tokenizer.encode, parse_special=True),
     )
+
+
+# Blocks read from disk pass through host memory: room for as many as this, or as one sequence has.
+_STAGING_BYTES = 256 << 20
+
+
+def _swap_space_bytes(config: EngineConfig, path: Path) -> int:
+    """Host memory for blocks: as asked for, and what an archive needs to hand over a prompt."""
+    if config.kv_cache_dir is None:
+        return config.swap_space_bytes
+    from legato.exec.kv import KvLayout
+    from legato.exec.weights.checkpoint import open_checkpoint
+
+    spec = open_checkpoint(path, quantize=config.quantize).spec
+    layout = KvLayout.of(spec, block_tokens=config.block_tokens, dtype=config.kv_dtype)
+    longest = min(config.max_model_len or spec.context_length, config.kv_tokens or spec.context_length)
+    one = layout.blocks_for(longest) * layout.block_bytes
+    return max(config.swap_space_bytes, min(one, max(_STAGING_BYTES, layout.block_bytes)))
+
+
+def _host_blocks(config: EngineConfig, loaded: LoadedModel) -> tuple[int, str]:
+    """Blocks of host memory that the scheduler may use, and why: copying must be quicker than computing."""
+    from legato.exec.swap import measure_swap
+
+    if loaded.host is None:
+        return 0, ""
+    cost = measure_swap(
+        loaded.backend,
+        loaded.host,
+        block_tokens=loaded.block_tokens,
+        kv_blocks=loaded.kv_blocks,
+        max_rows=config.max_num_batched_tokens,
+    )
+    used = cost.is_worthwhile or config.kv_cache_dir is not None
+    return (loaded.host.slots, f"swap: {cost}") if used else (0, f"no swap: {cost}")
+
+
+def _open_archive(
+    config: EngineConfig, path: Path, loaded: LoadedModel, report: ReportProgress
+) -> tuple[bytes, PoolArchive | None, str]:
+    """What names this model's blocks, and the archive of them, if one is wanted."""
+    if config.kv_cache_dir is None:
+        return b"", None, ""
+    from legato.exec.fingerprint import model_fingerprint
+    from legato.exec.pool_archive import PoolArchive, open_disk_archive
+
+    assert loaded.host is not None
+    options = {
+        "activations": config.activations,
+        "block_tokens": str(config.block_tokens),
+        "kv_dtype": config.kv_dtype,
+        "quantize": str(config.quantize),
+    }
+    root = model_fingerprint(path, options, lambda done, total: report("naming", done, total))
+    folder = Path(config.kv_cache_dir).expanduser()
+    disk = open_disk_archive(folder, root, loaded.backend.kv.block_nbytes, config.kv_cache_bytes)
+    notice = f"{len(disk):,} blocks ({format_size(disk.nbytes)}) of this model in {folder}"
+    return root, PoolArchive(disk, loaded.backend.kv, loaded.host), notice
 
 
 def _kv_tokens(config: EngineConfig, path: Path) -> int | None:

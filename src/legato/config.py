@@ -30,6 +30,9 @@ class EngineConfig:
     `kv_dtype`: numbers in the KV pool. `block_tokens`: tokens of a KV block, a multiple of 16.
     `activations`: what the inputs of quantised weights are multiplied as: int8, integers with a scale for each 32; bf16
     (needs AMX), faster for prompts and many streams, slower for one stream; f32, for comparison with references.
+    `enable_prefix_caching`: keeps the KV of what was computed, for prompts that begin alike. `swap_space_bytes`: host
+    memory for KV that the pool has to give up, used if copying is quicker than computing. `kv_cache_dir`: a folder, of
+    `kv_cache_bytes` at most, where KV outlives the process.
     `quantize`: quantises 16-bit weights while loading. `threads`: of the kernels; 0: one a core.
     `chat_template`: a file to use instead of the model's own template.
     """
@@ -42,6 +45,10 @@ class EngineConfig:
     kv_memory_bytes: int | None = None
     kv_dtype: KvDtype = "f16"
     block_tokens: int = 32
+    enable_prefix_caching: bool = True
+    swap_space_bytes: int = 0
+    kv_cache_dir: str | None = None
+    kv_cache_bytes: int = 10 << 30
     activations: Activations = "int8"
     quantize: Quantize | None = None
     threads: int = 0
@@ -57,6 +64,12 @@ class EngineConfig:
         self._bound("kv_memory_bytes", 1, 1 << 48)
         self._bound("block_tokens", 16, 1 << 12)
         self._bound("threads", 0, 1 << 10)
+        self._bound("swap_space_bytes", 0, 1 << 48)
+        self._bound("kv_cache_bytes", 1, 1 << 48)
+        if not self.enable_prefix_caching and (self.swap_space_bytes or self.kv_cache_dir is not None):
+            raise ConfigError(
+                "swap_space and kv_cache_dir keep blocks of the prefix cache; enable prefix caching, or leave them out"
+            )
         if self.block_tokens % 16:
             raise ConfigError(f"block_tokens is {self.block_tokens}; it must be a multiple of 16")
         if self.max_num_seqs > self.max_num_batched_tokens:

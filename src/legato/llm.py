@@ -28,7 +28,7 @@ class Completion:
     """One finished sequence. `prompt`: its tokens. `index`: 0 to n - 1. `finish_reason`: "stop" or "length".
 
     `token_ids` are all generated tokens; the text leaves out what stopped it. `logprobs`: one entry a token, if asked.
-    `ttft_s`: from the call to the first token.
+    `ttft_s`: from the call to the first token. `cached_tokens`: of the prompt, found in the prefix cache.
     """
 
     prompt: tuple[int, ...]
@@ -38,6 +38,7 @@ class Completion:
     finish_reason: str = ""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     ttft_s: float = 0.0
+    cached_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -161,6 +162,9 @@ class LLM:
         """One step: text to `show`, finished runs out of `runs`. Returns the tokens generated."""
         events = self.engine.step()
         ended = {finished.request_id: finished for finished in events.finished}
+        for request_id, tokens in events.cached:
+            if request_id in runs:
+                runs[request_id].completion.cached_tokens = tokens
         for column, (request_id, token_id) in enumerate(zip(events.request_ids, events.token_ids, strict=True)):
             run = runs.get(request_id)
             if run is not None:

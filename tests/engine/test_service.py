@@ -209,3 +209,11 @@ def _is_zombie(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
     except FileNotFoundError:
         return True
+
+
+async def test_an_engine_that_has_lost_a_block_says_so_when_it_falls_idle(start: Start) -> None:
+    service = await start()
+    stream = service.open_stream()
+    service.submit(stream, tuple(b"!lose"), Sampling(), StopRule(2))
+    failure = await asyncio.wait_for(service.failed(), 20)
+    assert "held by nobody we know" in str(failure)

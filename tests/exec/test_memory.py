@@ -107,6 +107,7 @@ class Source:
     def request(self, i): return Request(i, tuple(range(512)), Sampling(temperature=1.0, top_p=0.9))
     def tokens(self, i): return array("i", range(513))
     def blocks(self, i): return array("i", range(16 * i, 16 * i + 16))  # of 32 tokens: the pool is full at the end
+    def moves(self, step): return ()
 
 model.executor.bind(Source())
 for i in range(8):

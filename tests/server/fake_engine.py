@@ -29,7 +29,7 @@ BLOCK_TOKENS = 16
 
 
 class FakeExecutor:
-    """Answers with the prompt, over and over. `!kill`, `!bug` and `!exit` at the head of a prompt do so."""
+    """Answers with the prompt, over and over. What begins with `!kill`, `!bug` or `!exit` does so; `!lose`: a block."""
 
     def __init__(self, step_s: float) -> None:
         self._step_s = step_s
@@ -65,6 +65,9 @@ class FakeExecutor:
             raise ZeroDivisionError("a bug of the executor")
         if prompt[:5] == tuple(b"!exit"):
             raise SystemExit(3)
+        if prompt[:5] == tuple(b"!lose"):
+            assert isinstance(self._source, SchedulerState)
+            self._source.memory.pool.take()
 
 
 def build(
@@ -94,6 +97,7 @@ def build(
         max_model_len=max_model_len,
         vocab=VOCAB,
         kv_blocks=blocks,
+        kv_bytes=100 * blocks,
         block_tokens=BLOCK_TOKENS,
         max_num_batched_tokens=chunk,
         max_num_seqs=max_seqs,

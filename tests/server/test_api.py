@@ -40,6 +40,11 @@ def streamed_text(chunks: list[dict[str, Any]], index: int = 0) -> str:
     return "".join(c["text"] if "text" in c else c["delta"].get("content", "") for c in choices)
 
 
+def usage(prompt: int, generated: int, cached: int = 0) -> dict[str, Any]:
+    counts = {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}
+    return {**counts, "prompt_tokens_details": {"cached_tokens": cached}}
+
+
 async def test_chat_answers_with_the_template_applied(client: httpx.AsyncClient) -> None:
     answer = await post(client, CHAT, model="fake", **HELLO, max_tokens=12)
     assert answer["object"] == "chat.completion"
@@ -47,7 +52,7 @@ async def test_chat_answers_with_the_template_applied(client: httpx.AsyncClient)
     (choice,) = answer["choices"]
     assert choice["message"] == {"role": "assistant", "content": ANSWER[:12], "refusal": None}
     assert choice["finish_reason"] == "length"
-    assert answer["usage"] == {"prompt_tokens": 8, "completion_tokens": 12, "total_tokens": 20}
+    assert answer["usage"] == usage(8, 12)
 
 
 async def test_content_may_come_in_text_parts_and_developer_means_system(client: httpx.AsyncClient) -> None:
@@ -69,7 +74,7 @@ async def test_a_stream_says_the_same_as_a_document(client: httpx.AsyncClient) -
     assert streamed_text(chunks) == ANSWER[:12]
     assert [c["choices"][0]["finish_reason"] for c in chunks[:-1] if c["choices"][0]["finish_reason"]] == ["length"]
     assert chunks[-1]["choices"] == []
-    assert chunks[-1]["usage"] == {"prompt_tokens": 8, "completion_tokens": 12, "total_tokens": 20}
+    assert chunks[-1]["usage"] == usage(8, 12)
     assert all(chunk["usage"] is None for chunk in chunks[:-1])
     assert len({chunk["id"] for chunk in chunks}) == 1
 
@@ -107,7 +112,7 @@ async def test_a_prompt_is_text_or_tokens_one_or_several(client: httpx.AsyncClie
 async def test_n_gives_so_many_choices_streamed_or_not(client: httpx.AsyncClient) -> None:
     answer = await post(client, TEXT, prompt=["ab", "c"], n=2, max_tokens=3)
     assert [choice["text"] for choice in answer["choices"]] == ["aba", "aba", "ccc", "ccc"]
-    assert answer["usage"] == {"prompt_tokens": 3, "completion_tokens": 12, "total_tokens": 15}
+    assert answer["usage"] == usage(3, 12)
     chunks = await sse(client, CHAT, **HELLO, n=6, max_tokens=5)
     assert [streamed_text(chunks, i) for i in range(6)] == [ANSWER[:5]] * 6
     finished = [c["choices"][0]["index"] for c in chunks if c["choices"][0]["finish_reason"]]
@@ -173,6 +178,24 @@ async def test_completion_logprobs_come_in_columns(client: httpx.AsyncClient) ->
     assert [offset for column in columns for offset in column["text_offset"]] == [0, 1, 2]
 
 
+async def test_usage_tells_how_much_of_the_prompt_was_cached(client: httpx.AsyncClient) -> None:
+    prompt = "cached " * 7
+    body = {"prompt": prompt, "max_tokens": 2}
+    assert (await post(client, TEXT, **body))["usage"] == usage(49, 2)
+    assert (await post(client, TEXT, **body))["usage"] == usage(49, 2, cached=48)
+    chunks = await sse(client, TEXT, **body, stream_options={"include_usage": True})
+    assert chunks[-1]["usage"] == usage(49, 2, cached=48)
+    several = await post(client, TEXT, prompt=[prompt, prompt], n=2, max_tokens=1)
+    assert several["usage"] == usage(98, 4, cached=96)
+
+
+async def test_a_cache_salt_keeps_prefixes_apart(client: httpx.AsyncClient) -> None:
+    body = {"prompt": "salted " * 7, "max_tokens": 2}
+    for salt in ("one tenant", "another"):
+        assert (await post(client, TEXT, **body, cache_salt=salt))["usage"] == usage(49, 2)
+        assert (await post(client, TEXT, **body, cache_salt=salt))["usage"] == usage(49, 2, cached=48)
+
+
 async def test_models_are_listed_and_known_by_name_path_and_default(client: httpx.AsyncClient) -> None:
     listed = (await client.get("/v1/models")).json()
     assert [card["id"] for card in listed["data"]] == ["fake"]
@@ -215,6 +238,8 @@ BAD_CHAT: list[tuple[dict[str, Any], str, str]] = [
     ({"logit_bias": {"1": 101}}, "logit_bias", "between -100 and 100"),
     ({"min_tokens": 5, "max_tokens": 3}, "min_tokens", "max_tokens"),
     ({"seed": 2**70}, "seed", "64 bits"),
+    ({"priority": 2**31}, "priority", "32 bits"),
+    ({"cache_salt": ""}, "cache_salt", "1 to 1024"),
     ({"messages": []}, "messages", "empty"),
     ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "known are"),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "missing"),
@@ -329,18 +354,24 @@ async def test_a_bad_request_disturbs_no_stream(client: httpx.AsyncClient) -> No
 async def test_metrics_count_what_happened(client: httpx.AsyncClient, service: EngineService) -> None:
     before = await metrics(client)
     await post(client, TEXT, prompt="abcdef", max_tokens=5)
+    for _ in range(2):
+        await post(client, TEXT, prompt="hit rate and bytes of the prefix", max_tokens=1)
     after = await metrics(client)
 
     def grown(name: str) -> float:
         return after[name] - before[name]
 
     label = '{model_name="fake"}'
-    assert grown(f"vllm:prompt_tokens_total{label}") == 6
-    assert grown(f"vllm:generation_tokens_total{label}") == 5
-    assert grown('vllm:request_success_total{model_name="fake",finished_reason="length"}') == 1
-    assert grown(f"legato_step_duration_seconds_count{label}") == 5
-    assert grown(f"vllm:time_to_first_token_seconds_count{label}") == 1
+    assert grown(f"vllm:prompt_tokens_total{label}") == 6 + 32 + 32
+    assert grown(f"vllm:generation_tokens_total{label}") == 7
+    assert grown('vllm:request_success_total{model_name="fake",finished_reason="length"}') == 3
+    assert grown(f"legato_step_duration_seconds_count{label}") == 7
+    assert grown(f"vllm:time_to_first_token_seconds_count{label}") == 3
     assert grown(f"vllm:inter_token_latency_seconds_count{label}") == 4
+    assert grown(f"vllm:prefix_cache_queries_total{label}") == 6 + 32 + 32
+    assert grown(f"vllm:prefix_cache_hits_total{label}") == 16
+    assert 0 < after[f"legato_prefix_cache_hit_rate{label}"] < 1
+    assert after[f"legato_prefix_cache_bytes{label}"] >= 2 * 100
     assert after[f"vllm:num_requests_running{label}"] == 0
     assert after[f"legato_kv_free_blocks{label}"] == after[f"legato_kv_blocks{label}"]
     assert after[f"legato_engine_up{label}"] == 1

@@ -110,6 +110,7 @@ def _json(prompt: str, completion: Completion) -> str:
             "finish_reason": completion.finish_reason,
             "prompt_tokens": len(completion.prompt),
             "completion_tokens": len(completion.token_ids),
+            "cached_tokens": completion.cached_tokens,
             "ttft_s": round(completion.ttft_s, 4),
         },
         ensure_ascii=False,

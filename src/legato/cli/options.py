@@ -69,6 +69,37 @@ Quantize = Annotated[
 BlockTokens = Annotated[
     int, typer.Option("--block-tokens", help="Tokens of a KV block; a multiple of 16.", rich_help_panel=_ENGINE)
 ]
+PrefixCaching = Annotated[
+    bool,
+    typer.Option(
+        "--enable-prefix-caching/--no-enable-prefix-caching",
+        help="Keep the KV of what was computed: prompts that begin alike compute their beginning once.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+SwapSpace = Annotated[
+    str,
+    typer.Option(
+        "--swap-space",
+        help="Memory for KV that the pool has to give up, as in 512MiB; used if copying is quicker than computing."
+        " On the CPU a larger --kv-memory serves better.",
+        metavar="SIZE",
+        rich_help_panel=_ENGINE,
+    ),
+]
+KvCacheDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--kv-cache-dir",
+        help="A folder where computed prefixes outlive the server. It reveals what was asked.",
+        file_okay=False,
+        rich_help_panel=_ENGINE,
+    ),
+]
+KvCacheSize = Annotated[
+    str,
+    typer.Option("--kv-cache-size", help="Size of that folder, at most.", metavar="SIZE", rich_help_panel=_ENGINE),
+]
 Threads = Annotated[
     int,
     typer.Option("--threads", help="Threads of the kernels.", show_default="one a core", rich_help_panel=_ENGINE),

@@ -36,6 +36,10 @@ def serve(
     kv_tokens: options.KvTokens = None,
     kv_dtype: options.KvDtype = "f16",
     block_tokens: options.BlockTokens = 32,
+    enable_prefix_caching: options.PrefixCaching = True,
+    swap_space: options.SwapSpace = "0",
+    kv_cache_dir: options.KvCacheDir = None,
+    kv_cache_size: options.KvCacheSize = "10GiB",
     activations: options.Activations = "int8",
     quantize: options.Quantize = None,
     threads: options.Threads = 0,
@@ -60,6 +64,10 @@ def serve(
         kv_memory_bytes=None if kv_memory is None else parse_size(kv_memory),
         kv_dtype=kv_dtype,
         block_tokens=block_tokens,
+        enable_prefix_caching=enable_prefix_caching,
+        swap_space_bytes=parse_size(swap_space),
+        kv_cache_dir=None if kv_cache_dir is None else str(kv_cache_dir),
+        kv_cache_bytes=parse_size(kv_cache_size),
         activations=activations,
         quantize=quantize,
         threads=threads,
@@ -172,6 +180,7 @@ def _banner(config: EngineConfig, info: EngineInfo, name: str, address: str) -> 
     body = f'{{"model": "{name}", "stream": true, "max_tokens": 200, {question}}}'
     parts = f"weights {format_size(info.weights_bytes)}, KV {format_size(info.kv_bytes)}"
     parts += f", scratch {format_size(info.scratch_bytes)}"
+    parts += f", swap {format_size(info.swap_bytes)}" if info.swap_bytes else ""
     quantised = "" if config.quantize is None else f", quantised to {config.quantize}"
     rows = [
         ("model", f"[bold]{name}[/] · {info.description}{quantised}, loaded in {info.load_s:.1f} s"),
@@ -181,6 +190,7 @@ def _banner(config: EngineConfig, info: EngineInfo, name: str, address: str) -> 
             f"{info.max_num_seqs} sequences · context {info.max_model_len:,} · KV pool {info.kv_tokens:,} tokens",
         ),
         ("memory", f"{format_size(info.peak_bytes)} at most: {parts}"),
+        *([("cache", info.notice)] if info.notice else []),
         ("also", "/v1/completions · /v1/models · /health · /metrics"),
     ]
     console.print(f"\n[bold]Legato {legato.__version__}[/] serves [bold cyan]{address}/v1[/]\n")

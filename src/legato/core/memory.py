@@ -20,7 +20,7 @@ class KvMemory:
     them exchangeable is that no schedule changes a bit of them.
     """
 
-    __slots__ = ("_promised", "block_tokens", "host", "pool", "reserved_blocks", "restored_blocks")
+    __slots__ = ("_promised", "block_tokens", "fresh", "host", "pool", "reserved_blocks", "restored_blocks")
 
     def __init__(self, blocks: int, block_tokens: int, host_blocks: int) -> None:
         self.pool = BlockPool(blocks)
@@ -28,6 +28,8 @@ class KvMemory:
         self.block_tokens = block_tokens
         self.reserved_blocks = 0
         self.restored_blocks = 0
+        self.fresh: list[tuple[bytes, int]] | None = None
+        """(key, block) of what was published, for an archive to take; None: nobody wants to know."""
         self._promised: dict[bytes, int] = {}  # keys that are not there yet, and the running request that makes them
 
     @property
@@ -94,8 +96,17 @@ class KvMemory:
                 self.pool.share(found)
                 slot.blocks[index] = found
                 surplus.append(block)
+            elif self.fresh is not None:
+                self.fresh.append((name.key, block))
             slot.published = index + 1
         return surplus
+
+    def missing(self, keys: Sequence[bytes]) -> Sequence[bytes]:
+        """The rest of `keys` from the first that is neither in the pool nor in host memory."""
+        hits = leading(keys, self.pool, len(keys))
+        while hits < len(keys) and keys[hits] in self.host:
+            hits += 1
+        return keys[hits:]
 
     def give_up(self, slot: Slot) -> list[int]:
         """The blocks that `slot` holds, for the caller to release, the last one first: a chain is cached head first.

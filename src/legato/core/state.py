@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
@@ -132,13 +133,31 @@ class SchedulerState:
         """Steps applied and not committed yet."""
         return len(self._flights)
 
+    def cached_prompt_tokens(self, request_id: int) -> int:
+        """Tokens of an admitted request's prompt that were in the prefix cache when it came in."""
+        return self._slots[request_id].cached_tokens
+
+    def missing_keys(self, request: Request) -> Sequence[bytes]:
+        """Keys of the whole blocks that `request` would have to compute if it came now, from the first one on."""
+        chain = self._chain(request)
+        if chain is None:
+            return ()
+        chain.extend(array("i", request.prompt))
+        return self.memory.missing(chain.keys[: (len(request.prompt) - 1) // self.block_tokens])
+
     # ── the verbs ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def submit(self, request: Request) -> None:
-        """Puts `request` at the end of the queue.
+        """Puts `request` at the end of the queue. Raises as `verify`; then nothing is kept of it."""
+        self.verify(request)
+        slot = Slot(request, self.context, self._submitted, self._chain(request))
+        self._submitted += 1
+        self._slots[slot.request_id] = slot
+        self._waiting.push(slot)
 
-        Raises PromptTooLong, with both numbers, for one that could never run; RequestError for one that makes no sense
-        (no prompt, no token wanted, an id that is in use). Nothing else is disturbed, and nothing is kept of it.
+    def verify(self, request: Request) -> None:
+        """Raises PromptTooLong, with both numbers, for a request that could never run; RequestError for one that makes
+        no sense: no prompt, no token wanted, an id that is in use.
         """
         prompt_tokens = len(request.prompt)
         if request.request_id in self._slots:
@@ -154,10 +173,6 @@ class SchedulerState:
                 f" shorten the prompt to {self.context - 1} tokens or serve with a larger limit",
                 field="prompt",
             )
-        slot = Slot(request, self.context, self._submitted, self._chain(request))
-        self._submitted += 1
-        self._slots[slot.request_id] = slot
-        self._waiting.push(slot)
 
     def apply(self, plan: StepPlan) -> None:
         """Puts `plan` in flight: preempts, admits, takes blocks, moves `scheduled`. Cost: O(rows of the plan).

@@ -157,6 +157,19 @@ class EngineMetrics:
         scalar("legato_kv_blocks", "gauge", "KV blocks in the pool.", info.kv_blocks)
         scalar("legato_kv_free_blocks", "gauge", "KV blocks not in use.", max(last.free_blocks, 0))
         scalar("vllm:num_preemptions_total", "counter", "Sequences preempted.", self.preemptions)
+        cache, block_bytes = last.cache, info.kv_block_bytes
+        hit_rate = cache.hit_tokens / cache.queried_tokens if cache.queried_tokens else 0.0
+        for name, kind, text, value in (
+            ("vllm:prefix_cache_queries_total", "counter", "Prompt tokens looked up.", cache.queried_tokens),
+            ("vllm:prefix_cache_hits_total", "counter", "Prompt tokens found in the prefix cache.", cache.hit_tokens),
+            ("legato_prefix_cache_hit_rate", "gauge", "Share of prompt tokens found since the start.", hit_rate),
+            ("legato_prefix_cache_bytes", "gauge", "KV that can be found again.", cache.cached_blocks * block_bytes),
+            ("legato_prefix_cache_evictions_total", "counter", "Cached blocks given up.", cache.evictions),
+            ("legato_swap_bytes", "gauge", "KV kept in host memory.", cache.swapped_blocks * block_bytes),
+            ("legato_restored_blocks_total", "counter", "Blocks copied back from there.", cache.restored_blocks),
+            ("legato_overtakes_total", "counter", "Admissions before one that did not fit.", cache.overtakes),
+        ):
+            scalar(name, kind, text, value)
         scalar(
             "vllm:prompt_tokens_total",
             "counter",

@@ -1,7 +1,8 @@
-"""What the engine needs from the outside: something that computes steps, and a clock."""
+"""What the engine needs from the outside: something that computes steps, a clock, and perhaps an archive of blocks."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from legato.core.plan import StepPlan, StepResult
@@ -17,9 +18,10 @@ class Executor(Protocol):
     def execute(self, plan: StepPlan) -> StepResult:
         """Computes every row of `plan`, writes its K and V into the blocks, samples where `plan.samples` says so.
 
-        Reads the bound source only when it begins. An exception fails the requests of this step and no others; it must
-        leave the executor able to carry out the next plan. A plan made ahead of a step that fails is given up, its
-        preemptions with it: whoever keeps state by request takes a start of 0 for a new beginning.
+        Before that come the copies between pool and host memory that the source names for this step. Reads the bound
+        source only when it begins. An exception fails the requests of this step and no others; it must leave the
+        executor able to carry out the next plan. A plan made ahead of a step that fails is given up, its preemptions
+        with it: whoever keeps state by request takes a start of 0 for a new beginning.
         """
 
 
@@ -28,3 +30,37 @@ class Clock(Protocol):
 
     def __call__(self) -> float:
         """Seconds since some fixed moment; never goes back."""
+
+
+class Fetch(Protocol):
+    """Blocks on their way from an archive to memory."""
+
+    @property
+    def done(self) -> bool:
+        """Whether all is read that will be."""
+
+    @property
+    def blocks(self) -> Sequence[tuple[bytes, bytes]]:
+        """(key, content) of what was found, from the first key on without a gap."""
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Waits until `done`, or so long. Returns `done`."""
+
+
+class Archive(Protocol):
+    """Keeps blocks beyond the life of the engine. It has its own threads; nothing here waits for a disk."""
+
+    def __contains__(self, key: object) -> bool:
+        """Whether a fetch would probably find it."""
+
+    def fetch(self, keys: Sequence[bytes]) -> Fetch:
+        """Begins to read the content of `keys`, up to the first that is not there."""
+
+    def load(self, slot: int, content: bytes) -> None:
+        """Puts what was fetched into a slot of host memory."""
+
+    def save(self, key: bytes, block: int) -> None:
+        """Copies a block of the pool, to be written when there is time; or not: it is a cache."""
+
+    def close(self) -> None:
+        """Writes what is queued, within seconds."""

@@ -138,11 +138,20 @@ class EngineService:
         """A place for the events of one client request."""
         return TokenStream(self.abort)
 
-    def submit(self, stream: TokenStream, prompt: tuple[int, ...], sampling: Sampling, stop: StopRule) -> int:
+    def submit(
+        self,
+        stream: TokenStream,
+        prompt: tuple[int, ...],
+        sampling: Sampling,
+        stop: StopRule,
+        *,
+        priority: int = 0,
+        cache_salt: bytes = b"",
+    ) -> int:
         """Queues one sequence; its events arrive in `stream`. Returns its id. EngineError if the engine is gone."""
         if self.failure is not None:
             raise self.failure
-        request = Request(next(self._ids), prompt, sampling, stop, self._clock())
+        request = Request(next(self._ids), prompt, sampling, stop, self._clock(), priority, cache_salt)
         self._send(submit_message(request))
         self._live[request.request_id] = _Live(stream, request.arrival_s, len(prompt))
         stream.opened(request.request_id)
@@ -231,6 +240,9 @@ class EngineService:
         metrics.record_step(message.stats)
         if self._on_step is not None:
             self._on_step(message.stats)
+        for request_id, tokens in message.cached:
+            if request_id in live_by_id:
+                live_by_id[request_id].stream.cached_tokens[request_id] = tokens
         finished = {ended[0]: ended for ended in message.finished}
         logprobs = message.logprobs or itertools.repeat(None)
         for request_id, token_id, entry in zip(message.request_ids, message.token_ids, logprobs, strict=False):

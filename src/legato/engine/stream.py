@@ -22,7 +22,7 @@ class TokenEvent(NamedTuple):
 class TokenStream:
     """Events of the sequences of one client request, in order. Made by `EngineService.open_stream`."""
 
-    __slots__ = ("_abort", "_error", "_events", "_open", "_waiter")
+    __slots__ = ("_abort", "_error", "_events", "_open", "_waiter", "cached_tokens")
 
     def __init__(self, abort: Callable[[int, str], None]) -> None:
         self._abort = abort
@@ -30,6 +30,8 @@ class TokenStream:
         self._waiter: asyncio.Future[None] | None = None
         self._error: LegatoError | None = None
         self._open: set[int] = set()
+        self.cached_tokens: dict[int, int] = {}
+        """Prompt tokens that were found in the prefix cache, by sequence; none is no entry."""
 
     async def take(self) -> list[TokenEvent]:
         """All events since the last call, at least one. Raises what ended the stream: EngineError, RequestError."""

@@ -5,6 +5,7 @@ One `StepDone` a step carries the tokens of all streams. Prompts travel as packe
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 from array import array
@@ -22,7 +23,8 @@ _length = struct.Struct("<I")
 class EngineInfo(msgspec.Struct, frozen=True):
     """What an engine is, once it is ready. Sizes in tokens, blocks and bytes.
 
-    The bytes are predicted before anything is allocated: `peak_bytes` is of the whole engine process.
+    The bytes are predicted before anything is allocated: `peak_bytes` is of the whole engine process. `notice`: what
+    the user should know of how options were understood.
     """
 
     max_model_len: int
@@ -35,9 +37,17 @@ class EngineInfo(msgspec.Struct, frozen=True):
     weights_bytes: int = 0
     kv_bytes: int = 0
     scratch_bytes: int = 0
+    swap_bytes: int = 0
     peak_bytes: int = 0
     load_s: float = 0.0
     description: str = ""
+    prefix_caching: bool = True
+    notice: str = ""
+
+    @property
+    def kv_block_bytes(self) -> int:
+        """Bytes of one block."""
+        return self.kv_bytes // self.kv_blocks if self.kv_blocks else 0
 
     @property
     def kv_tokens(self) -> int:
@@ -48,6 +58,23 @@ class EngineInfo(msgspec.Struct, frozen=True):
     def context(self) -> int:
         """Tokens of one sequence, prompt and answer: what the model and the pool allow."""
         return min(self.max_model_len, self.kv_tokens)
+
+
+class CacheStats(msgspec.Struct, array_like=True, frozen=True):
+    """The prefix cache, since the start but for the two that count blocks now.
+
+    `queried_tokens`: prompt tokens of admitted requests, of which `hit_tokens` were found. `cached_blocks`: blocks of
+    the pool that can be found now, `swapped_blocks` those in host memory. `evictions`: blocks that lost their content
+    to another use. `restored_blocks`: copied back from host memory. `overtakes`: admissions before a larger request.
+    """
+
+    queried_tokens: int = 0
+    hit_tokens: int = 0
+    cached_blocks: int = 0
+    evictions: int = 0
+    swapped_blocks: int = 0
+    restored_blocks: int = 0
+    overtakes: int = 0
 
 
 class StepStats(msgspec.Struct, array_like=True, frozen=True):
@@ -66,6 +93,7 @@ class StepStats(msgspec.Struct, array_like=True, frozen=True):
     waiting: int = 0
     free_blocks: int = -1
     preempted: int = 0
+    cache: CacheStats = CacheStats()
 
 
 LogprobEntry = tuple[float, list[tuple[int, float]]]
@@ -81,6 +109,8 @@ class Submit(msgspec.Struct, array_like=True, tag=1):
     stop_token_ids: list[int]
     min_tokens: int
     arrival_s: float
+    priority: int = 0
+    cache_salt: bytes = b""
 
 
 class Abort(msgspec.Struct, array_like=True, tag=2):
@@ -127,6 +157,7 @@ class StepDone(msgspec.Struct, array_like=True, tag=5):
     """Tokens of one step, one entry a sampled request. `logprobs`: empty, or one entry a token.
 
     `finished`: (request, reason, message) of those that ended; the message is empty but for the reason "error".
+    `cached`: (request, prompt tokens found in the prefix cache) of those that were admitted and found any.
     """
 
     request_ids: list[int]
@@ -134,6 +165,7 @@ class StepDone(msgspec.Struct, array_like=True, tag=5):
     logprobs: list[LogprobEntry | None]
     finished: list[tuple[int, str, str]]
     stats: StepStats
+    cached: list[tuple[int, int]] = []
 
 
 ToEngine = Submit | Abort | Shutdown
@@ -162,6 +194,8 @@ def submit_message(request: Request) -> Submit:
         list(request.stop.token_ids),
         request.stop.min_tokens,
         request.arrival_s,
+        request.priority,
+        request.cache_salt,
     )
 
 
@@ -175,6 +209,8 @@ def request_of(message: Submit) -> Request:
         message.sampling,
         StopRule(message.max_tokens, frozenset(message.stop_token_ids), message.min_tokens),
         message.arrival_s,
+        message.priority,
+        message.cache_salt,
     )
 
 
@@ -219,6 +255,10 @@ class EngineSocket:
     def send(self, message: FromEngine) -> None:
         """Sends; BrokenPipeError or ConnectionResetError if the other process is gone."""
         self._sock.sendall(frame(message))
+
+    def is_quiet(self, for_s: float) -> bool:
+        """Whether nothing arrives for so long. Returns at once when something does."""
+        return not select.select([self._sock], [], [], for_s)[0]
 
     def receive(self, *, wait: bool) -> list[ToEngine]:
         """Messages that have arrived. `wait`: sleeps (no polling) until there is one. EOFError: the parent is gone."""

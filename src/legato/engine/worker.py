@@ -15,10 +15,12 @@ import time
 import traceback
 from collections.abc import Callable
 
+from legato.core.state import SchedulerState
 from legato.core.trace import StepRecord
 from legato.engine.loop import Engine
 from legato.engine.wire import (
     Abort,
+    CacheStats,
     EngineInfo,
     EngineSocket,
     Failed,
@@ -35,6 +37,7 @@ from legato.engine.wire import (
 from legato.errors import LegatoError, RequestError
 
 PROGRESS_INTERVAL_S = 0.05
+IDLE_S = 0.1
 
 ReportProgress = Callable[[str, int, int], None]
 """Called with (stage, bytes done, bytes in all) while an engine is being built."""
@@ -45,9 +48,16 @@ EngineFactory = Callable[[ReportProgress], tuple[Engine, EngineInfo]]
 
 
 def serve_engine(port: EngineSocket, engine: Engine, clock: Callable[[], float]) -> None:
-    """Runs until told to shut down or the other end is gone (EOFError, BrokenPipeError). Sleeps when idle."""
+    """Runs until told to shut down or the other end is gone (EOFError, BrokenPipeError). Sleeps when idle.
+
+    Idle for a tenth of a second, it checks every invariant of the state: milliseconds that nobody waits for.
+    """
     last_end_s = -1.0
+    checked_step = -1
     while True:
+        if not engine.has_work and checked_step != engine.state.next_step and port.is_quiet(IDLE_S):
+            engine.state.check()
+            checked_step = engine.state.next_step
         for message in port.receive(wait=not engine.has_work):
             if isinstance(message, Submit):
                 try:
@@ -72,6 +82,7 @@ def serve_engine(port: EngineSocket, engine: Engine, clock: Callable[[], float])
                 [pack_logprobs(entry) for entry in events.logprobs] if any(events.logprobs) else [],
                 [(ended.request_id, ended.reason, ended.message) for ended in events.finished],
                 _stats(engine, events.record, gap_s),
+                list(events.cached),
             )
         )
 
@@ -79,11 +90,24 @@ def serve_engine(port: EngineSocket, engine: Engine, clock: Callable[[], float])
 def _stats(engine: Engine, record: StepRecord | None, gap_s: float) -> StepStats:
     state = engine.state
     counts = (len(state.running), len(state.waiting), state.free_blocks)
+    cache = _cache_stats(state)
     if record is None:
-        return StepStats(state.next_step, 0.0, gap_s, 0, 0, *counts)
+        return StepStats(state.next_step, 0.0, gap_s, 0, 0, *counts, cache=cache)
     plan = record.plan
-    return StepStats(
-        plan.step, record.step_s, gap_s, plan.rows, plan.rows - plan.decodes, *counts, preempted=len(plan.preempt)
+    rows = (plan.rows, plan.rows - plan.decodes)
+    return StepStats(plan.step, record.step_s, gap_s, *rows, *counts, preempted=len(plan.preempt), cache=cache)
+
+
+def _cache_stats(state: SchedulerState) -> CacheStats:
+    memory = state.memory
+    return CacheStats(
+        queried_tokens=state.queried_tokens,
+        hit_tokens=state.cached_tokens,
+        cached_blocks=memory.pool.named,
+        evictions=memory.pool.evictions,
+        swapped_blocks=len(memory.host),
+        restored_blocks=memory.restored_blocks,
+        overtakes=state.overtakes,
     )
 
 
@@ -119,7 +143,10 @@ def _build_and_serve(port: EngineSocket, path: list[str], factory_pickle: bytes)
         if not info.load_s:
             info = _with_load_time(info, time.monotonic() - start_s)
         port.send(Ready(info))
-        serve_engine(port, engine, time.monotonic)
+        try:
+            serve_engine(port, engine, time.monotonic)
+        finally:
+            engine.close()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         raise
     except LegatoError as error:

@@ -19,6 +19,7 @@ class Footprint:
 
     `base`: the process with the file's directory and vocabulary read, but no tensor. `load`: for a moment of the load,
     beyond the packed weights. `tables`: rotary tables. `scratch`: buffers of one step, logits and sampling among them.
+    `swap`: host memory for blocks of KV.
     """
 
     base: int
@@ -27,14 +28,15 @@ class Footprint:
     tables: int
     kv: int
     scratch: int
+    swap: int = 0
 
     @property
     def peak(self) -> int:
         """Bytes resident at the worst moment: the end of the load, or a full pool."""
-        return self.base + self.weights + max(self.load, self.tables + self.kv + self.scratch)
+        return self.base + self.weights + max(self.load, self.tables + self.kv + self.scratch + self.swap)
 
     def __str__(self) -> str:
-        parts = ("weights", "kv", "scratch", "tables", "base")
+        parts = ("weights", "kv", "scratch", "tables", "base", *(("swap",) if self.swap else ()))
         return f"{self.peak / MIB:,.0f} MiB (" + ", ".join(f"{p} {getattr(self, p) / MIB:,.0f}" for p in parts) + ")"
 
 

@@ -11,6 +11,7 @@ from legato.errors import ConfigError
 from legato.exec.cpu.backend import Activations, CpuBackend, choose_shifts, make_kv, record
 from legato.exec.cpu.pack import Progress, load_nbytes, pack_weights, packed_nbytes
 from legato.exec.executor import ModelExecutor
+from legato.exec.host_pool import HostPool
 from legato.exec.kv import KvDtype, KvLayout, default_pool_blocks
 from legato.exec.memory import Footprint, available_bytes, process_memory, require_room
 from legato.exec.rope import rope_nbytes, rope_table
@@ -21,12 +22,15 @@ from legato.exec.weights.quantize import Quantize
 # Rows of float32 [vocab] the sampler has in hand at once: copy, weights, masks, sorted weights.
 _SAMPLER_ROWS = 8
 _LESS_MEMORY = "use a smaller or more strongly quantised model, or free memory"
-_LESS_KV = "lower --kv-tokens or --max-model-len, or use --kv-dtype f16"
+_LESS_KV = "lower --kv-tokens, --max-model-len or --swap-space, or use --kv-dtype f16"
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready to run. `max_model_len`: positions a request may reach. `footprint`: predicted, see `Footprint`."""
+    """A model ready to run. `max_model_len`: positions a request may reach. `footprint`: predicted, see `Footprint`.
+
+    `host`: memory for blocks that the pool has to give up, if any was asked for.
+    """
 
     spec: ModelSpec
     executor: ModelExecutor
@@ -36,6 +40,7 @@ class LoadedModel:
     block_tokens: int
     max_model_len: int
     threads: int
+    host: HostPool | None = None
 
     @property
     def kv_tokens(self) -> int:
@@ -56,6 +61,7 @@ def load_model(
     threads: int = 0,
     max_model_len: int | None = None,
     max_logit_rows: int | None = None,
+    swap_space_bytes: int = 0,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """The model at `path` (a GGUF file or a safetensors folder), on the native kernels.
@@ -63,7 +69,7 @@ def load_model(
     `max_num_batched_tokens`, `max_num_seqs`: rows and sequences of the largest step. `kv_tokens`: size of the KV pool,
     rounded up to blocks; None: 1 GiB, more if one sequence needs it, at most a quarter of the available memory.
     `threads` 0: one a core this process may use. `max_model_len` None: the model's context. `max_logit_rows` None: one
-    a sequence.
+    a sequence. `swap_space_bytes`: host memory for blocks of KV, rounded down to whole ones.
     `progress(done, total)`: bytes of the file. Raises ModelError for the file, ConfigError for the options, OutOfMemory
     before memory is taken that is not there.
     """
@@ -106,7 +112,9 @@ def load_model(
         blocks = layout.blocks_for(kv_tokens)
     else:
         blocks = _automatic_blocks(layout, length, max_num_batched_tokens, max_num_seqs, room)
-    require_room("the KV pool", blocks * layout.block_bytes, room, _LESS_KV)
+    host_blocks = layout.blocks_in(swap_space_bytes)
+    swap_nbytes = host_blocks * layout.block_bytes
+    require_room("the KV pool", blocks * layout.block_bytes + swap_nbytes, room, _LESS_KV)
     footprint = Footprint(
         base=base,
         weights=weights_nbytes,
@@ -114,6 +122,7 @@ def load_model(
         tables=tables_nbytes,
         kv=blocks * layout.block_bytes,
         scratch=scratch_nbytes,
+        swap=swap_nbytes,
     )
     shifts = choose_shifts(spec, weights, activations=activations, threads=threads)
     kv = make_kv(layout, blocks)
@@ -121,15 +130,17 @@ def load_model(
     program = record(spec, weights, kv, activations=activations, **limits)
     program.equalise(shifts)
     backend = CpuBackend(program, kv, weights, threads)
+    host = HostPool(kv, host_blocks) if host_blocks else None
     return LoadedModel(
         spec=spec,
-        executor=ModelExecutor(backend, block_tokens=block_tokens),
+        executor=ModelExecutor(backend, block_tokens=block_tokens, host=host),
         backend=backend,
         footprint=footprint,
         kv_blocks=blocks,
         block_tokens=block_tokens,
         max_model_len=length,
         threads=threads,
+        host=host,
     )
 
 

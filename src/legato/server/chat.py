@@ -8,9 +8,9 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from legato.engine.service import EngineService
-from legato.server.schema import chat_params, messages_of, parse_chat, wants_usage
+from legato.server.schema import chat_params, messages_of, parse_chat, priority_of, salt_of, wants_usage
 from legato.server.served import ServedModel
-from legato.server.stream import Choice, Generation, TokenLogprob, dump, new_id, now_unix_s, read_json_body
+from legato.server.stream import Choice, Generation, TokenLogprob, Usage, dump, new_id, now_unix_s, read_json_body
 
 
 class ChatFormat:
@@ -42,11 +42,11 @@ class ChatFormat:
         end = b'%b%d,"delta":{},"logprobs":null,"finish_reason":%b}]' % (self._head, index, dump(reason))
         return last + end + self._tail
 
-    def usage(self, usage: dict[str, int]) -> bytes:
+    def usage(self, usage: Usage) -> bytes:
         """The chunk without choices that carries the counts."""
         return b"data: " + dump({**self._base, "choices": [], "usage": usage}) + b"\n\n"
 
-    def document(self, sequences: Sequence[Choice], usage: dict[str, int]) -> bytes:
+    def document(self, sequences: Sequence[Choice], usage: Usage) -> bytes:
         """The whole answer."""
         choices = [
             {
@@ -87,6 +87,14 @@ class ChatEndpoint:
         include_usage = wants_usage(body)
         params = chat_params(body)
         prompt = await self._model.chat_tokens(messages_of(body), self._service.info.context)
-        generation = Generation(self._service, self._model, [prompt], params, "messages")
+        generation = Generation(
+            self._service,
+            self._model,
+            [prompt],
+            params,
+            "messages",
+            priority=priority_of(body),
+            cache_salt=salt_of(body),
+        )
         output = ChatFormat(self._model, include_usage=include_usage)
         await generation.respond(receive, send, output, stream=bool(body.stream), include_usage=include_usage)

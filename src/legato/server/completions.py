@@ -8,9 +8,16 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from legato.engine.service import EngineService
-from legato.server.schema import completion_params, parse_completion, prompts_of, wants_usage
+from legato.server.schema import (
+    completion_params,
+    parse_completion,
+    priority_of,
+    prompts_of,
+    salt_of,
+    wants_usage,
+)
 from legato.server.served import ServedModel
-from legato.server.stream import Choice, Generation, TokenLogprob, dump, new_id, now_unix_s, read_json_body
+from legato.server.stream import Choice, Generation, TokenLogprob, Usage, dump, new_id, now_unix_s, read_json_body
 
 
 class CompletionFormat:
@@ -48,11 +55,11 @@ class CompletionFormat:
         )
         return end + self._tail
 
-    def usage(self, usage: dict[str, int]) -> bytes:
+    def usage(self, usage: Usage) -> bytes:
         """The chunk without choices that carries the counts."""
         return b"data: " + dump({**self._base, "choices": [], "usage": usage}) + b"\n\n"
 
-    def document(self, sequences: Sequence[Choice], usage: dict[str, int]) -> bytes:
+    def document(self, sequences: Sequence[Choice], usage: Usage) -> bytes:
         """The whole answer."""
         choices = [
             {
@@ -97,6 +104,8 @@ class CompletionEndpoint:
         params = completion_params(body)
         context = self._service.info.context
         prompts = [await self._model.prompt_tokens(prompt, context) for prompt in prompts_of(body)]
-        generation = Generation(self._service, self._model, prompts, params, "prompt")
+        generation = Generation(
+            self._service, self._model, prompts, params, "prompt", priority=priority_of(body), cache_salt=salt_of(body)
+        )
         output = CompletionFormat(self._model, include_usage=include_usage)
         await generation.respond(receive, send, output, stream=bool(body.stream), include_usage=include_usage)

@@ -67,6 +67,8 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
 
 
 class ChatBody(_Common, forbid_unknown_fields=True, kw_only=True):
@@ -134,6 +136,7 @@ _CHAT_REFUSED = (
 _COMPLETION_REFUSED = ("best_of", "echo", "suffix")
 _MESSAGE_REFUSED = ("name", "refusal", "audio", "annotations", "tool_calls", "tool_call_id", "function_call")
 _T = TypeVar("_T")
+MAX_SALT = 1024
 ROLES = ("system", "developer", "user", "assistant")
 
 _chat = msgspec.json.Decoder(ChatBody)
@@ -221,6 +224,25 @@ def wants_usage(body: ChatBody | CompletionBody) -> bool:
     if not body.stream:
         raise RequestError("stream_options needs stream: true", field="stream_options")
     return bool(options.include_usage)
+
+
+def priority_of(body: ChatBody | CompletionBody) -> int:
+    """The lower, the more important; 0 unless given."""
+    priority = body.priority or 0
+    if not -(2**31) <= priority < 2**31:
+        raise RequestError(f"priority is {priority}; it must fit in 32 bits", field="priority")
+    return priority
+
+
+def salt_of(body: ChatBody | CompletionBody) -> bytes:
+    """Cached prefixes are shared among requests of one salt only."""
+    if body.cache_salt is None:
+        return b""
+    if not 0 < len(body.cache_salt) <= MAX_SALT:
+        raise RequestError(
+            f"cache_salt has {len(body.cache_salt)} characters; it needs 1 to {MAX_SALT}", field="cache_salt"
+        )
+    return body.cache_salt.encode()
 
 
 def _all(values: list[Any], kind: type) -> bool:

@@ -38,6 +38,9 @@ class ClientGone(LegatoError):
 TokenLogprob = tuple[int, LogprobEntry]
 """A token and its log-probabilities."""
 
+Usage = dict[str, Any]
+"""Token counts, as OpenAI writes them."""
+
 
 class Format(Protocol):
     """How an endpoint writes its answer. One object a request: what repeats is made once."""
@@ -51,10 +54,10 @@ class Format(Protocol):
     def closing(self, index: int, text: str, logprobs: Sequence[TokenLogprob], reason: str) -> bytes:
         """The last chunk of a sequence."""
 
-    def usage(self, usage: dict[str, int]) -> bytes:
+    def usage(self, usage: Usage) -> bytes:
         """The chunk with the token counts."""
 
-    def document(self, sequences: Sequence[Choice], usage: dict[str, int]) -> bytes:
+    def document(self, sequences: Sequence[Choice], usage: Usage) -> bytes:
         """The whole answer of a request that does not stream."""
 
 
@@ -99,6 +102,9 @@ class Generation:
         prompts: Sequence[tuple[int, ...]],
         params: SamplingParams,
         field: str,
+        *,
+        priority: int = 0,
+        cache_salt: bytes = b"",
     ) -> None:
         """Raises RequestError (PromptTooLong with both numbers) if a prompt cannot be served."""
         count = len(prompts) * params.n
@@ -108,6 +114,8 @@ class Generation:
         self._model = model
         self._prompts = prompts
         self._params = params
+        self._priority = priority
+        self._cache_salt = cache_salt
         self._rooms = [model.room(prompt, params, service.info, field) for prompt in prompts]
 
     async def respond(self, receive: Receive, send: Send, output: Format, *, stream: bool, include_usage: bool) -> None:
@@ -134,7 +142,10 @@ class Generation:
         for i, (prompt, room) in enumerate(zip(self._prompts, self._rooms, strict=True)):
             rule = params.stop_rule(eos_ids=model.text.eos_ids, room=room)
             for j in range(params.n):
-                request_id = self._service.submit(tokens, prompt, params.sampling(j, seed=seed), rule)
+                sampling = params.sampling(j, seed=seed)
+                request_id = self._service.submit(
+                    tokens, prompt, sampling, rule, priority=self._priority, cache_salt=self._cache_salt
+                )
                 text = TextStream(model.text.token_bytes, params.stop, params.min_tokens)
                 sequences[request_id] = Choice(i * params.n + j, text)
         return sequences
@@ -171,7 +182,7 @@ class Generation:
             chunks = [b"data: " + error_body(error)[1] + b"\n\n"]
         else:
             if include_usage:
-                chunks.append(output.usage(self._usage(sequences)))
+                chunks.append(output.usage(self._usage(tokens, sequences)))
         chunks.append(DONE)
         await send({"type": "http.response.body", "body": b"".join(chunks)})
 
@@ -189,12 +200,20 @@ class Generation:
                     open_count -= 1
                     tokens.finish(event.request_id)
         ordered = sorted(sequences.values(), key=lambda seq: seq.index)
-        await send_json(send, 200, output.document(ordered, self._usage(sequences)))
+        await send_json(send, 200, output.document(ordered, self._usage(tokens, sequences)))
 
-    def _usage(self, sequences: dict[int, Choice]) -> dict[str, int]:
+    def _usage(self, tokens: TokenStream, sequences: dict[int, Choice]) -> Usage:
         prompt = sum(len(prompt) for prompt in self._prompts)
         generated = sum(seq.text.tokens for seq in sequences.values())
-        return {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}
+        # Of n sequences of one prompt the first tells what was there before the request came.
+        firsts = [request_id for request_id, seq in sequences.items() if seq.index % self._params.n == 0]
+        cached = sum(tokens.cached_tokens.get(request_id, 0) for request_id in firsts)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": generated,
+            "total_tokens": prompt + generated,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
 
 
 async def send_json(send: Send, status: int, body: bytes) -> None:
