@@ -77,9 +77,8 @@ def main() -> None:
     if options.json:
         print(json.dumps(report))
         return
-    print(
-        f"{options.requests} requests: {options.prefix} tokens in common, {options.suffix} each; {options.rounds} rounds"
-    )
+    sizes = f"{options.prefix} tokens in common, {options.suffix} each"
+    print(f"{options.requests} requests: {sizes}; {options.rounds} rounds")
     print(f"{'prefix cache':<14}{'prefill rows':>14}{'TTFT first':>12}{'median':>10}{'last':>10}")
     for name, one in report.items():
         first, median, last = one["ttft_first_s"], one["ttft_p50_s"], one["ttft_last_s"]
