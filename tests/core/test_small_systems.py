@@ -52,6 +52,30 @@ def test_every_arrival_order_of_three_requests_ends_in_time_with_the_right_token
     assert (preemptions > 0) == (max_seqs > 1), "the pool is too roomy to show anything"
 
 
+@pytest.mark.parametrize("host_blocks", [0, 2])
+@pytest.mark.parametrize(("max_tokens", "max_seqs"), [(2, 2), (5, 3)])
+def test_every_arrival_order_of_three_prompts_with_a_common_beginning(
+    max_tokens: int, max_seqs: int, host_blocks: int
+) -> None:
+    """Blocks shared, waited for, evicted, copied to host memory and back, in a pool that holds hardly more than one."""
+    cached = restored = 0
+    for kinds in product([(3, 3), (5, 1), (6, 2)], repeat=3):
+        for salts in product((7, 8), repeat=3):
+            requests = [
+                request_of(i, *kind, salt=salt) for i, (kind, salt) in enumerate(zip(kinds, salts, strict=True))
+            ]
+            for at in combinations_with_replacement((0, 1, 3, 6), 3):
+                if at[0] == 0:
+                    driver = Driver(
+                        blocks=4, block_tokens=2, max_tokens=max_tokens, max_seqs=max_seqs, host_blocks=host_blocks
+                    )
+                    arrivals(requests, at, driver)
+                    cached += driver.state.cached_tokens
+                    restored += driver.state.memory.restored_blocks
+    assert cached > 0
+    assert (restored > 0) == (host_blocks > 0)
+
+
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
 @pytest.mark.parametrize(("max_tokens", "max_seqs"), [(2, 2), (5, 3)])
 def test_planning_one_step_ahead_gives_the_same_tokens(policy: Policy, max_tokens: int, max_seqs: int) -> None:

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from legato.errors import ConfigError
 
 KEY_BYTES = 32
-QUEUE_BYTES = 256 << 20
-CLOSE_TIMEOUT_S = 5.0
+QUEUE_BYTES = 64 << 20
+CLOSE_TIMEOUT_S = 3.0
 
 # Magic, version, payload bytes, key, sha256 of key and payload: every bit of a file is checked when it is read.
 _HEADER = struct.Struct("<8sIQ32s32s")
@@ -175,7 +175,7 @@ class DiskArchive:
             self._changed.wait_for(lambda: not self._pending)
 
     def close(self) -> None:
-        """Writes what is queued, for five seconds at most, and ends the threads. Fetches end where they are."""
+        """Writes what is queued, for three seconds at most, and ends the threads. Fetches end where they are."""
         deadline = time.monotonic() + CLOSE_TIMEOUT_S
         with self._changed:
             if not self._closing:

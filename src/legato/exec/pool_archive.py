@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from legato.exec.archive import DiskArchive, Fetch
+from legato.exec.archive import QUEUE_BYTES, DiskArchive, Fetch
 from legato.exec.host_pool import BlockMemory, HostPool
 
 
@@ -52,6 +52,11 @@ class PoolArchive:
         self._kv = kv
         self._host = host
         self._content = np.empty(kv.block_nbytes, np.uint8)
+
+    @property
+    def most_nbytes(self) -> int:
+        """Bytes of blocks on their way to disk, and of one prompt on its way back, at most."""
+        return QUEUE_BYTES + self._host.nbytes
 
     def __contains__(self, key: object) -> bool:
         return key in self.disk
