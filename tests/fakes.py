@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from legato.core.plan import StepPlan, StepResult
+from legato.core.plan import PromptLogprobs, StepPlan, StepResult, TokenLogprobs
+from legato.core.request import Request
 from legato.core.view import RowSource
 
 VOCAB = 97
@@ -23,12 +24,23 @@ def expected_output(prompt: Iterable[int], count: int, vocab: int = VOCAB) -> li
     return tokens[-count:] if count else []
 
 
+def expected_scores(request: Request) -> list[TokenLogprobs]:
+    """What is said of the tokens of a prompt that are scored: what would come in their place, and what is there."""
+    start, stop = request.scored_rows
+    return [score_of(next_token(request.prompt[:at]), request.prompt[at]) for at in range(start + 1, stop + 1)]
+
+
+def score_of(likely: int, token: int) -> TokenLogprobs:
+    """An entry one can compute by hand."""
+    return TokenLogprobs(-float(token), ((likely, 0.0),))
+
+
 class FakeExecutor:
     """Keeps KV as block -> offset -> (digest of all up to there, token), and samples `next_token` of what it reads.
 
     Asserts that every position is written once and in order, by its own request or by one with the same beginning and
     salt, again only after a preemption; that no block is written by two requests of one step; and that whatever is
-    read is what the request would have written itself.
+    read is what the request would have written itself. No row of a prompt is scored twice, and each is in its chunk.
     """
 
     def __init__(self, block_tokens: int, vocab: int = VOCAB) -> None:
@@ -40,6 +52,7 @@ class FakeExecutor:
         self.kv: dict[int, dict[int, tuple[int, int]]] = {}
         self.host: dict[int, dict[int, tuple[int, int]]] = {}
         self._written: dict[int, int] = {}
+        self._scored: dict[int, int] = {}
         self._source: RowSource | None = None
 
     def bind(self, source: RowSource) -> None:
@@ -70,12 +83,26 @@ class FakeExecutor:
                 assert not self._written.get(request_id), f"request {request_id} is admitted and has positions"
                 self._written[request_id] = start
             self._write(request_id, start, start + count, writers)
+        chunks = {request_id: (start, start + count) for request_id, start, count, _ in entries}
+        scores = tuple(self._score(*scored, chunks[scored[0]]) for scored in plan.scores)
         sampled = []
         for request_id, start, count, sample in entries:
             token = self._read(request_id, start + count)
             if sample:
                 sampled.append((request_id, token))
-        return StepResult(plan.step, tuple(i for i, _ in sampled), tuple(token for _, token in sampled))
+        ids, sampled_tokens = tuple(i for i, _ in sampled), tuple(token for _, token in sampled)
+        return StepResult(plan.step, ids, sampled_tokens, prompt_logprobs=scores)
+
+    def _score(self, request_id: int, start: int, stop: int, chunk: tuple[int, int]) -> PromptLogprobs:
+        assert self._source is not None
+        request = self._source.request(request_id)
+        first, last = request.scored_rows
+        assert start == self._scored.get(request_id, first), f"request {request_id} is scored twice, or a row is not"
+        assert chunk[0] <= start < stop <= min(chunk[1], last), f"request {request_id} is not computed there"
+        self._scored[request_id] = stop
+        read = (self._read(request_id, row + 1) for row in range(start, stop))
+        entries = [score_of(likely, request.prompt[row]) for row, likely in enumerate(read, start + 1)]
+        return PromptLogprobs(request_id, start + 1, tuple(entries))
 
     def _digests(self, request_id: int, stop: int) -> list[int]:
         """One number a position, that depends on everything before it: the stand-in for keys and values."""

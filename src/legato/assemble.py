@@ -30,6 +30,7 @@ def build_engine(config: EngineConfig, path: Path, report: ReportProgress) -> tu
     from legato.exec.model import load_model
 
     start_s = time.monotonic()
+    budget = StepBudget(config.max_num_batched_tokens, config.max_num_seqs)
     loaded = load_model(
         path,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -41,6 +42,7 @@ def build_engine(config: EngineConfig, path: Path, report: ReportProgress) -> tu
         quantize=config.quantize,
         threads=config.threads,
         max_model_len=config.max_model_len,
+        max_logit_rows=budget.logit_rows,
         swap_space_bytes=_swap_space_bytes(config, path),
         progress=lambda done, total: report("loading", done, total),
     )
@@ -53,7 +55,6 @@ def build_engine(config: EngineConfig, path: Path, report: ReportProgress) -> tu
         cache_root=root if config.enable_prefix_caching else None,
         host_blocks=host_blocks,
     )
-    budget = StepBudget(config.max_num_batched_tokens, config.max_num_seqs)
     engine = Engine(state, loaded.executor, FCFS, budget, time.perf_counter, archive)
     footprint = loaded.footprint
     info = EngineInfo(
@@ -68,7 +69,7 @@ def build_engine(config: EngineConfig, path: Path, report: ReportProgress) -> tu
         kv_bytes=footprint.kv,
         scratch_bytes=footprint.scratch + footprint.tables,
         swap_bytes=footprint.swap,
-        peak_bytes=footprint.peak,
+        peak_bytes=footprint.peak + (0 if archive is None else archive.most_nbytes),
         load_s=time.monotonic() - start_s,
         description=f"{loaded.spec.architecture}, {len(loaded.spec.layers)} layers, vocabulary {loaded.spec.vocab:,}",
         prefix_caching=config.enable_prefix_caching,

@@ -29,6 +29,7 @@ class Completion:
 
     `token_ids` are all generated tokens; the text leaves out what stopped it. `logprobs`: one entry a token, if asked.
     `ttft_s`: from the call to the first token. `cached_tokens`: of the prompt, found in the prefix cache.
+    `prompt_logprobs`: one entry a token of the prompt, if asked: None for the first one and those not wanted.
     """
 
     prompt: tuple[int, ...]
@@ -39,6 +40,7 @@ class Completion:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     ttft_s: float = 0.0
     cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -150,10 +152,16 @@ class LLM:
         completions, seed = [], random_seed()
         for prompt in prompts:
             rule = params.stop_rule(eos_ids=self.text.eos_ids, room=context - len(prompt))
+            prompt_logprobs: list[TokenLogprobs | None] = []  # the first of n fills it for all
             for index in range(params.n):
-                request = Request(next(self._ids), prompt, params.sampling(index, seed=seed), rule, time.perf_counter())
+                sampling = params.sampling(index, seed=seed, score_prompt=index == 0)
+                request = Request(next(self._ids), prompt, sampling, rule, time.perf_counter())
                 self.engine.submit(request)
-                run = _Run(Completion(prompt, index), TextStream(self.text.token_bytes, params.stop, params.min_tokens))
+                if sampling.prompt_logprobs is not None:
+                    first, stop = request.scored_rows
+                    prompt_logprobs.extend([None] * (len(prompt) - stop + first))
+                completion = Completion(prompt, index, prompt_logprobs=prompt_logprobs)
+                run = _Run(completion, TextStream(self.text.token_bytes, params.stop, params.min_tokens))
                 runs[request.request_id] = run
                 completions.append(run.completion)
         return completions
@@ -165,6 +173,9 @@ class LLM:
         for request_id, tokens in events.cached:
             if request_id in runs:
                 runs[request_id].completion.cached_tokens = tokens
+        for scored in events.prompt_logprobs:
+            if scored.request_id in runs:
+                runs[scored.request_id].completion.prompt_logprobs.extend(scored.entries)
         for column, (request_id, token_id) in enumerate(zip(events.request_ids, events.token_ids, strict=True)):
             run = runs.get(request_id)
             if run is not None:

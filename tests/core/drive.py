@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from tests.fakes import VOCAB, FakeExecutor, expected_output
+from tests.fakes import VOCAB, FakeExecutor, expected_output, expected_scores
 
 from legato.core.budget import StepBudget
-from legato.core.plan import StepPlan, StepResult
+from legato.core.plan import StepPlan, StepResult, TokenLogprobs
 from legato.core.policy import FCFS, Policy
 from legato.core.request import Finished, Request, StopRule
 from legato.core.schedule import plan_step
@@ -41,15 +41,17 @@ class Driver:
         policy: Policy = FCFS,
         cache: bool = True,
         host_blocks: int = 0,
+        logit_rows: int = 64,
     ) -> None:
         root = b"" if cache else None
         self.state = SchedulerState(blocks, block_tokens, max_model_len, cache_root=root, host_blocks=host_blocks)
         self.executor = FakeExecutor(block_tokens)
         self.executor.bind(self.state)
-        self.budget = StepBudget(max_tokens, max_tokens if max_seqs is None else max_seqs)
+        self.budget = StepBudget(max_tokens, max_tokens if max_seqs is None else max_seqs, logit_rows)
         self.policy = policy
         self.requests: dict[int, Request] = {}
         self.outputs: dict[int, list[int]] = {}
+        self.scores: dict[int, list[TokenLogprobs]] = {}
         self.finished: dict[int, Finished] = {}
         self.plans: list[StepPlan] = []
 
@@ -58,6 +60,7 @@ class Driver:
             self.state.submit(request)
             self.requests[request.request_id] = request
             self.outputs[request.request_id] = []
+            self.scores[request.request_id] = []
 
     def step(self) -> StepPlan:
         plan = self.begin()
@@ -78,6 +81,7 @@ class Driver:
     def commit(self, result: StepResult) -> None:
         self.note(self.state.commit(result))
         emitted = self.state.emitted
+        take_scores(self.requests, self.scores, self.outputs, emitted)
         for request_id, token in zip(emitted.request_ids, emitted.token_ids, strict=True):
             self.outputs[request_id].append(token)
         self.state.check()
@@ -129,9 +133,31 @@ class Driver:
             assert output == expected_output(self.requests[request_id].prompt, len(output)), f"request {request_id}"
             end = self.finished.get(request_id)
             assert end is None or end.generated_tokens == len(output), f"request {request_id}"
+            check_scores(self.requests[request_id], self.scores[request_id], complete=bool(output))
 
     def reasons(self) -> dict[int, str]:
         return {request_id: end.reason for request_id, end in self.finished.items()}
+
+
+def take_scores(
+    requests: dict[int, Request],
+    scores: dict[int, list[TokenLogprobs]],
+    outputs: dict[int, list[int]],
+    emitted: StepResult,
+) -> None:
+    """Adds what a step says of prompts, which must follow what there is, and come before the first token."""
+    for scored in emitted.prompt_logprobs:
+        first = requests[scored.request_id].scored_rows[0] + 1
+        assert scored.start == first + len(scores[scored.request_id]), "an entry is lost or comes twice"
+        assert not outputs[scored.request_id], "an entry after the first token"
+        scores[scored.request_id].extend(scored.entries)
+
+
+def check_scores(request: Request, scores: list[TokenLogprobs], *, complete: bool) -> None:
+    """The entries of the prompt that were asked for, all of them or a beginning."""
+    wanted = expected_scores(request)
+    assert scores == wanted[: len(scores)], f"request {request.request_id}"
+    assert not complete or len(scores) == len(wanted), f"request {request.request_id}"
 
 
 def check_plan(state: SchedulerState, budget: StepBudget, plan: StepPlan) -> None:
@@ -139,6 +165,7 @@ def check_plan(state: SchedulerState, budget: StepBudget, plan: StepPlan) -> Non
     known = {slot.request_id: slot for slot in [*state.running, *state.waiting]}
     ready = [slot for slot in state.running if slot.known - slot.scheduled == 1]
     assert plan.rows <= budget.max_tokens
+    assert sum(stop - start for _, start, stop in plan.scores) <= budget.prompt_logit_rows
     assert len(set(plan.request_ids)) == len(plan.request_ids)
     assert not set(plan.preempt) & set(plan.request_ids)
     assert set(plan.admit) <= set(plan.request_ids)

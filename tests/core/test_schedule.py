@@ -25,6 +25,8 @@ class At:
     known: int
     scheduled: int = 0
     covered: int = 0
+    scored: int = 0
+    score_stop: int = 0
     in_flight: int = 0
     priority: int = 0
     preemptions: int = 0
@@ -60,8 +62,8 @@ class View:
             yield at_once, in_all
 
 
-def plan(view: View, max_tokens: int = 512, max_seqs: int = 8) -> StepPlan:
-    return plan_step(view, StepBudget(max_tokens, max_seqs), FCFS)
+def plan(view: View, max_tokens: int = 512, max_seqs: int = 8, logit_rows: int = 64) -> StepPlan:
+    return plan_step(view, StepBudget(max_tokens, max_seqs, logit_rows), FCFS)
 
 
 def chunks(step: StepPlan) -> list[tuple[int, int, int]]:
@@ -270,17 +272,25 @@ def views(draw: st.DrawFn) -> View:
         scheduled = draw(st.one_of(st.just(known - 1), st.integers(0, known - 1)))
         whole = known if known - scheduled > 1 else draw(st.sampled_from([known, scheduled]))
         running.append(At(request_id, known, scheduled, -(-whole // block_tokens) * block_tokens))
+        if draw(st.booleans()):
+            running[-1].score_stop = draw(st.integers(0, known - 1))
+            running[-1].scored = draw(st.integers(min(scheduled, known - 1), known - 1))
     # A decode alone always fits: the pool has at least one block beyond what the oldest holds.
     spare = 1 if running and len(running) == 1 else 0
     waiting = [At(100 + i, draw(st.integers(1, 40))) for i in range(draw(st.integers(0, 5)))]
+    for request in waiting:
+        request.score_stop = draw(st.sampled_from([0, request.known - 1]))
+        request.scored = draw(st.integers(0, request.known - 1))
     return View(running, waiting, draw(st.integers(spare, 12)), block_tokens=block_tokens)
 
 
 @settings(deadline=None, max_examples=300)  # busy machines miss deadlines
-@given(views(), st.integers(8, 40), st.integers(1, 8))
-def test_any_plan_keeps_the_budget_the_blocks_and_the_decodes(view: View, max_tokens: int, max_seqs: int) -> None:
-    step = plan(view, max_tokens, max_seqs)
-    assert step == plan(view, max_tokens, max_seqs), "equal views give equal plans"
+@given(views(), st.integers(8, 40), st.integers(1, 8), st.integers(1, 50))
+def test_any_plan_keeps_the_budget_the_blocks_and_the_decodes(
+    view: View, max_tokens: int, max_seqs: int, logit_rows: int
+) -> None:
+    step = plan(view, max_tokens, max_seqs, logit_rows)
+    assert step == plan(view, max_tokens, max_seqs, logit_rows), "equal views give equal plans"
     at = {r.request_id: r for r in [*view.running, *view.waiting]}
     decodes = {r.request_id for r in view.running if r.known - r.scheduled == 1}
     assert step.rows <= max_tokens
@@ -289,6 +299,14 @@ def test_any_plan_keeps_the_budget_the_blocks_and_the_decodes(view: View, max_to
     taken = sum(at[i].scheduled >= at[i].covered for i in step.request_ids[: step.decodes])
     taken += sum(-(-at[i].known // view.block_tokens) for i in step.admit)
     assert taken <= view.free_blocks + sum(at[i].covered // view.block_tokens for i in step.preempt)
-    before = [r.request_id for r in view.waiting if not step.admit or r.request_id < step.admit[-1]]
-    assert set(before) == {*step.admit[:-1], *step.overtaken} or not step.admit, "first come, unless he does not fit"
+    scored = sum(stop - start for _, start, stop in step.scores)
+    assert scored <= logit_rows
+    before = {r.request_id for r in view.waiting if not step.admit or r.request_id < step.admit[-1]}
+    if scored == logit_rows:
+        before -= {r.request_id for r in view.waiting if r.scored < r.score_stop and r.request_id not in step.admit}
+    assert before - set(step.overtaken) == set(step.admit[:-1]) or not step.admit, "first come, unless he does not fit"
+    for request_id, start, count in zip(step.request_ids, step.starts, step.counts, strict=True):
+        r, stop = at[request_id], start + count
+        wanted = [(r.scored, min(stop, r.score_stop))] if r.scored < min(stop, r.score_stop) else []
+        assert [scores[1:] for scores in step.scores if scores[0] == request_id] == wanted, "a row is not scored"
     assert list(step.preempt) == [r.request_id for r in reversed(view.running)][: len(step.preempt)]

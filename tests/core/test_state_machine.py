@@ -12,13 +12,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.core.drive import check_plan, prompt_of
+from tests.core.drive import check_plan, check_scores, prompt_of, take_scores
 from tests.fakes import FakeExecutor, expected_output
 
 from legato.core.budget import StepBudget
-from legato.core.plan import StepPlan, StepResult
+from legato.core.plan import StepPlan, StepResult, TokenLogprobs
 from legato.core.policy import FCFS
-from legato.core.request import Finished, Request, StopRule
+from legato.core.request import Finished, Request, Sampling, StopRule
 from legato.core.schedule import plan_step
 from legato.core.state import SchedulerState
 
@@ -37,6 +37,7 @@ class Scheduling(RuleBasedStateMachine):
         host_blocks=st.sampled_from([0, 0, 2, 6]),
         cache=st.integers(0, 7),
         overtakes=st.integers(0, 2),
+        logit_rows=st.integers(1, 9),
     )
     def start(
         self,
@@ -50,16 +51,18 @@ class Scheduling(RuleBasedStateMachine):
         host_blocks: int,
         cache: int,
         overtakes: int,
+        logit_rows: int,
     ) -> None:
         self.policy = replace(FCFS, spare_blocks=lambda inside: inside * spare_blocks, overtakes=overtakes)
         root = b"model" if cache else None
         self.state = SchedulerState(blocks, block_tokens, max_model_len, cache_root=root, host_blocks=host_blocks)
-        self.budget = StepBudget(max_tokens, min(max_seqs, max_tokens))
+        self.budget = StepBudget(max_tokens, min(max_seqs, max_tokens), logit_rows)
         self.executor = FakeExecutor(block_tokens)
         self.executor.bind(self.state)
         self.depth = depth
         self.requests: dict[int, Request] = {}
         self.outputs: dict[int, list[int]] = {}
+        self.scores: dict[int, list[TokenLogprobs]] = {}
         self.ends: dict[int, Finished] = {}
         self.planned: list[StepPlan] = []
         self.executed: StepResult | None = None
@@ -74,6 +77,7 @@ class Scheduling(RuleBasedStateMachine):
         priority=st.sampled_from([0, 0, 0, 1, -1]),
         tenant=st.sampled_from([b"", b"", b"", b"other"]),
         image=st.sampled_from([(), (), (), ((1, b"cat"),), ((1, b"dog"),)]),
+        score_from=st.sampled_from([None, None, 0, 0, 3, 9, 99]),
     )
     def submit(
         self,
@@ -85,17 +89,20 @@ class Scheduling(RuleBasedStateMachine):
         priority: int,
         tenant: bytes,
         image: tuple[tuple[int, bytes], ...],
+        score_from: int | None,
     ) -> None:
-        """`own`: tokens at the end of the prompt that no other request has."""
+        """`own`: tokens at the end of the prompt that no other request has. `score_from`: its logprobs are wanted."""
         request_id = len(self.requests)
         length = 1 + int(share * (self.state.context - 2))
         own = min(own, length)
         prompt = prompt_of(length - own, 1) + prompt_of(own, request_id)
         rule_ = StopRule(max_tokens, frozenset(range(stop, 97, 7)), min_tokens)
+        scored = Sampling(prompt_logprobs=None if score_from is None else 1, prompt_logprobs_start=score_from or 0)
         self.requests[request_id] = Request(
-            request_id, prompt, stop=rule_, priority=priority, cache_salt=tenant, attachments=image
+            request_id, prompt, scored, rule_, priority=priority, cache_salt=tenant, attachments=image
         )
         self.outputs[request_id] = []
+        self.scores[request_id] = []
         self.state.submit(self.requests[request_id])
 
     @precondition(lambda self: self.state.in_flight < self.depth)
@@ -131,6 +138,8 @@ class Scheduling(RuleBasedStateMachine):
         assert self.executed is not None
         finished = self.state.commit(self.executed)
         emitted = self.state.emitted
+        assert all(scored.request_id not in self.ends for scored in emitted.prompt_logprobs), "scores after the end"
+        take_scores(self.requests, self.scores, self.outputs, emitted)
         for request_id, token in zip(emitted.request_ids, emitted.token_ids, strict=True):
             assert request_id not in self.ends, "a token after the end"
             self.outputs[request_id].append(token)
@@ -192,6 +201,7 @@ class Scheduling(RuleBasedStateMachine):
     def check_output(self, request: Request, output: list[int], end: Finished) -> None:
         """The tokens of a request alone, up to where its own rules end it, wherever preemptions and chunks fell."""
         assert end.generated_tokens == len(output)
+        check_scores(request, self.scores[request.request_id], complete=end.reason in ("stop", "length"))
         most = min(request.stop.max_tokens, self.state.context - len(request.prompt))
         alone = expected_output(request.prompt, most)
         stops = [

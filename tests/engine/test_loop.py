@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from tests.fakes import FakeClock, FakeExecutor, expected_output
+from tests.fakes import FakeClock, FakeExecutor, expected_output, expected_scores
 
 from legato.core.budget import StepBudget
 from legato.core.plan import StepPlan, StepResult, TokenLogprobs
 from legato.core.policy import FCFS
-from legato.core.request import Request, StopRule
+from legato.core.request import Request, Sampling, StopRule
 from legato.core.state import SchedulerState
 from legato.engine.loop import Engine, StepEvents
 from legato.errors import PromptTooLong
@@ -175,6 +177,18 @@ def test_log_probabilities_come_beside_their_tokens() -> None:
     engine = engine_of(Chatty(4))
     engine.submit(request(1, max_tokens=2))
     assert [event.logprobs for event in drain(engine)] == [(TokenLogprobs(-0.5),)] * 2
+
+
+def test_log_probabilities_of_a_prompt_come_before_its_first_token_or_with_it() -> None:
+    engine = engine_of(FakeExecutor(4))
+    asks = replace(request(1, 40, max_tokens=2), sampling=Sampling(prompt_logprobs=1))
+    engine.submit(asks)
+    events = drain(engine)
+    scored = [p for event in events for p in event.prompt_logprobs]
+    assert [p.start for p in scored] == [1, 17, 33]
+    assert [entry for p in scored for entry in p.entries] == expected_scores(asks)
+    assert [bool(event.token_ids) for event in events] == [False, False, True, True]
+    assert not events[3].prompt_logprobs
 
 
 def test_the_record_tells_the_shape_and_the_time_of_a_step() -> None:

@@ -178,6 +178,7 @@ def test_logprobs_are_the_log_softmax_of_the_raw_logits() -> None:
     assert [p for _, p in found.top] == pytest.approx(np.log([0.5, 0.25, 0.125]), abs=1e-6)
     assert row_logprobs(logits, 0, 0).top == ()
     assert len(row_logprobs(logits, 0, 99).top) == 4
+    assert [row_logprobs(logits, token, 0).rank for token in range(4)] == [3, 1, 2, 4], "of equals the lowest id"
 
 
 def test_logprobs_of_a_penalised_and_biased_row_are_those_of_the_model() -> None:

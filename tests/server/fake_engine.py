@@ -13,7 +13,7 @@ import signal
 import time
 
 from legato.core.budget import StepBudget
-from legato.core.plan import StepPlan, StepResult, TokenLogprobs
+from legato.core.plan import PromptLogprobs, StepPlan, StepResult, TokenLogprobs
 from legato.core.policy import FCFS
 from legato.core.state import SchedulerState
 from legato.core.view import RowSource
@@ -51,7 +51,17 @@ class FakeExecutor:
             ids.append(request_id)
             tokens.append(token)
             logprobs.append(self._logprobs(token, request.sampling.logprobs))
-        return StepResult(plan.step, tuple(ids), tuple(tokens), tuple(logprobs))
+        scores = tuple(self._score(*scored) for scored in plan.scores)
+        return StepResult(plan.step, tuple(ids), tuple(tokens), tuple(logprobs), scores)
+
+    def _score(self, request_id: int, start: int, stop: int) -> PromptLogprobs:
+        """The likeliest token is always the one before; each is less likely than it by its distance in the alphabet."""
+        request = self._source.request(request_id)
+        entries = []
+        for before, token in zip(request.prompt[start:stop], request.prompt[start + 1 : stop + 1], strict=True):
+            top = tuple(((before + i) % VOCAB, -float(i)) for i in range(request.sampling.prompt_logprobs or 0))
+            entries.append(TokenLogprobs(-float((token - before) % VOCAB), top, 1 + (token - before) % VOCAB))
+        return PromptLogprobs(request_id, start + 1, tuple(entries))
 
     def _logprobs(self, token: int, wanted: int | None) -> TokenLogprobs | None:
         if wanted is None:

@@ -163,6 +163,29 @@ def test_offline_and_served_texts_are_the_same(client: openai.OpenAI, llm: LLM) 
     assert [choice.text for choice in served.choices] == [completion.text for completion in offline]
 
 
+def test_offline_and_served_log_probabilities_of_a_prompt_are_the_same(client: openai.OpenAI, llm: LLM) -> None:
+    prompt = "Water boils at a temperature of " * 20
+    params = SamplingParams(max_tokens=2, n=2, prompt_logprobs=1)
+    first, second = llm.generate(prompt, params, progress=False)
+    assert first.prompt_logprobs is second.prompt_logprobs
+    assert len(first.prompt_logprobs) == len(first.prompt) and first.prompt_logprobs[0] is None
+    body = {"model": "smol", "prompt": prompt, "temperature": 0, "max_tokens": 2}
+    served = client.completions.create(**body, extra_body={"prompt_logprobs": 1}).choices[0].model_extra
+    assert served is not None
+    echoed = client.completions.create(**body, echo=True, logprobs=1).choices[0]
+    assert echoed.text == prompt + first.text and echoed.logprobs is not None
+    for position, entry in enumerate(first.prompt_logprobs):
+        if entry is not None:
+            found = served["prompt_logprobs"][position][str(first.prompt[position])]
+            assert (found["logprob"], found["rank"]) == (entry.chosen, entry.rank)
+            assert echoed.logprobs.token_logprobs[position] == entry.chosen
+    (late,) = llm.generate(prompt, SamplingParams(max_tokens=1, prompt_logprobs=1, prompt_logprobs_start=99))
+    assert late.prompt_logprobs == [None] * 99 + first.prompt_logprobs[99:]
+    assert late.cached_tokens == 96
+    (short,) = llm.generate([[5]], SamplingParams(max_tokens=1, prompt_logprobs=1))
+    assert short.prompt_logprobs == [None]
+
+
 def test_a_client_that_leaves_frees_its_slot(server: Server, client: openai.OpenAI) -> None:
     stream = client.completions.create(
         model="smol", prompt=PROMPT, max_tokens=4000, stream=True, extra_body={"ignore_eos": True}

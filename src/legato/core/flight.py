@@ -29,7 +29,7 @@ class Flight:
         self.returning: list[int] = []
 
     def verify(self, result: StepResult) -> None:
-        """Raises EngineError unless `result` has one token for each row that the plan samples, in order."""
+        """Raises EngineError unless `result` has what the plan samples and scores, in its order."""
         plan = self.plan
         wanted = tuple(request_id for request_id, sample in zip(plan.request_ids, plan.samples, strict=True) if sample)
         if result.step != plan.step:
@@ -41,3 +41,9 @@ class Flight:
             )
         if result.logprobs and len(result.logprobs) != len(wanted):
             raise EngineError(f"step {plan.step} has {len(result.logprobs)} logprobs for {len(wanted)} tokens")
+        scored = tuple((p.request_id, p.start - 1, p.start - 1 + len(p.entries)) for p in result.prompt_logprobs)
+        if scored != plan.scores:
+            raise EngineError(
+                f"step {plan.step} has prompt logprobs for (request, start, stop) {scored[:8]}; due were"
+                f" {plan.scores[:8]}"
+            )

@@ -38,7 +38,7 @@ class KvMemory:
         return self.pool.free - self.reserved_blocks
 
     def prefix(self, slot: Slot) -> Prefix:
-        """What of a waiting request is there already. The last known token never is: its logits are to be computed.
+        """What of a waiting request is there already. Never a row whose logits are needed, such as the last one.
 
         Reads only. Cost: O(log blocks), and O(blocks) for those in host memory.
         """
@@ -46,7 +46,7 @@ class KvMemory:
         if chain is None:
             return NOTHING
         keys, pool = chain.keys, self.pool
-        limit = min((slot.known - 1) // self.block_tokens, len(keys))
+        limit = min(slot.cacheable // self.block_tokens, len(keys))
         hits = leading(keys, pool, limit)
         # Whoever holds a block holds those before it.
         held = bisect_left(keys, True, hi=hits, key=lambda key: not pool.references(pool.find(key)))
@@ -186,7 +186,8 @@ class KvMemory:
                 self.pool.share(block)
             host_slots = [self.host.pop(key) for key in keys[hits:blocks]]
             slot.published = hits
-            slot.promised = min(slot.known // self.block_tokens, len(keys))
+            # One whose prompt is scored is slow, and computes what may be there: nobody is to wait for it.
+            slot.promised = 0 if slot.scored < slot.score_stop else min(slot.known // self.block_tokens, len(keys))
             for key in keys[hits : slot.promised]:
                 self._promised.setdefault(key, slot.request_id)
         self.reserved_blocks += known_blocks - len(slot.blocks)

@@ -14,7 +14,8 @@ class Sampling:
 
     `temperature` 0 means greedy. `top_k` 0, `top_p` 1.0 and `min_p` 0.0 mean "off". Random numbers are counter-based,
     keyed by (`seed`, position), so a sampled text depends on nothing but its own request. `logprobs` None means "not
-    wanted", 0 "of the chosen token only", n "and of the n most likely".
+    wanted", 0 "of the chosen token only", n "and of the n most likely". `prompt_logprobs`: the same, of each token of
+    the prompt after those before it, from position `prompt_logprobs_start` on; the first token has none.
     """
 
     temperature: float = 0.0
@@ -27,6 +28,8 @@ class Sampling:
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    prompt_logprobs_start: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,12 @@ class Request:
     priority: int = 0
     cache_salt: bytes = b""
     attachments: tuple[tuple[int, bytes], ...] = ()
+
+    @property
+    def scored_rows(self) -> tuple[int, int]:
+        """Positions `[start, stop)` whose logits score the token of the prompt after each; (0, 0) if there are none."""
+        start, stop = max(self.sampling.prompt_logprobs_start - 1, 0), len(self.prompt) - 1
+        return (start, stop) if self.sampling.prompt_logprobs is not None and start < stop else (0, 0)
 
 
 @dataclass(frozen=True, slots=True)

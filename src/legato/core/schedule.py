@@ -19,7 +19,9 @@ def plan_step(view: SchedulerView, budget: StepBudget, policy: Policy) -> StepPl
     `plan.preempt`: a decode never waits for a prefill. (Planned ahead of a commit it may wait for a block that the step
     in flight still holds.) With work and nothing in flight the plan is never empty.
     A waiting request whose next block somebody is computing is not admitted before that is there: it would compute it a
-    second time, behind the first. Units: tokens and blocks. Cost: O(running + admitted), whatever the number waiting.
+    second time, behind the first. A chunk of a prompt that is scored ends where the step's logits end: such a request
+    may get no rows, and is not admitted when there are none left; no other request waits for it.
+    Units: tokens and blocks. Cost: O(running + admitted), whatever the number waiting.
     Raises ConfigError if more requests run than `budget` has tokens: it was lowered below what was admitted under it.
     """
     running = view.running
@@ -49,17 +51,27 @@ def plan_step(view: SchedulerView, budget: StepBudget, policy: Policy) -> StepPl
     starts = [r.scheduled for r in decodes]
     counts = [1] * len(decodes)
     samples = [True] * len(decodes)
+    scores: list[tuple[int, int, int]] = []
     left_tokens = budget.max_tokens - len(decodes)
+    left_scores = budget.prompt_logit_rows
 
     def pack(request: Progress, start: int) -> None:
-        nonlocal left_tokens
+        nonlocal left_tokens, left_scores
         known = request.known
-        count = min(known - start, left_tokens)
-        request_ids.append(request.request_id)
-        starts.append(start)
-        counts.append(count)
-        samples.append(start + count == known)
-        left_tokens -= count
+        stop = min(known, start + left_tokens)
+        if request.scored < min(stop, request.score_stop):
+            scored = min(stop, request.score_stop, request.scored + left_scores)
+            if scored < request.score_stop:
+                stop = scored
+            if scored > request.scored:
+                scores.append((request.request_id, request.scored, scored))
+                left_scores -= scored - request.scored
+        if stop > start:
+            request_ids.append(request.request_id)
+            starts.append(start)
+            counts.append(stop - start)
+            samples.append(stop == known)
+            left_tokens -= stop - start
 
     for request in policy.prefills(prefills):
         if not left_tokens:
@@ -73,6 +85,8 @@ def plan_step(view: SchedulerView, budget: StepBudget, policy: Policy) -> StepPl
     left_seqs = 0 if victims else budget.max_seqs - len(running)
     waiting = policy.admissions(view.waiting) if left_tokens and left_seqs > 0 and view.waiting else ()
     for request in islice(waiting, policy.lookahead):
+        if request.scored < request.score_stop and not left_scores:
+            continue  # it enters when those before it are scored
         prefix = view.prefix(request.request_id)
         if prefix.awaited or prefix.next_key in entering:
             continue  # somebody computes what it needs next: it enters when that is there
@@ -109,6 +123,7 @@ def plan_step(view: SchedulerView, budget: StepBudget, policy: Policy) -> StepPl
         tuple(victims),
         len(decodes),
         tuple(overtaken),
+        tuple(scores),
     )
 
 

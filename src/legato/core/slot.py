@@ -39,6 +39,8 @@ class Slot:
         "request",
         "request_id",
         "scheduled",
+        "score_stop",
+        "scored",
         "stop_ids",
         "tokens",
     )
@@ -54,6 +56,7 @@ class Slot:
         self.scheduled = 0
         self.computed = 0
         self.covered = 0  # positions that the blocks held and reserved hold
+        self.scored, self.score_stop = request.scored_rows  # rows that score the prompt, those left: see `Progress`
         self.in_flight = 0  # steps applied and not committed that contain it
         self.preemptions = 0
         self.overtaken = 0  # requests that were admitted before it though they came after it
@@ -67,6 +70,11 @@ class Slot:
         self.promised = 0  # leading blocks that others may wait for
         if chain is not None:
             chain.extend(self.tokens)
+
+    @property
+    def cacheable(self) -> int:
+        """Tokens that cached blocks may stand for: of all rows from there on the logits may be needed."""
+        return self.scored if self.scored < self.score_stop else self.known - 1
 
     def end_reason(self) -> FinishReason | None:
         """Why the newest token is the last one, or None if it is not."""

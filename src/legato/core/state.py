@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
@@ -142,8 +141,8 @@ class SchedulerState:
         chain = self._chain(request)
         if chain is None:
             return ()
-        chain.extend(array("i", request.prompt))
-        return self.memory.missing(chain.keys[: (len(request.prompt) - 1) // self.block_tokens])
+        slot = Slot(request, self.context, self._submitted, chain)
+        return self.memory.missing(chain.keys[: slot.cacheable // self.block_tokens])
 
     # ── the verbs ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -200,6 +199,8 @@ class SchedulerState:
                 slot.known = stop + 1
             slots.append(slot)
             stops.append(stop)
+        for request_id, _, stop in plan.scores:
+            self._slots[request_id].scored = stop
         self._flights.append(Flight(plan, slots, stops, moves))
         self.next_step += 1
 
@@ -213,7 +214,7 @@ class SchedulerState:
         flight.verify(result)
         self._flights.popleft()
         finished: list[Finished] = []
-        stale: list[int] = []
+        stale: list[int] = []  # requests that had ended before
         column = 0
         for slot, stop, sample in zip(flight.slots, flight.stops, flight.plan.samples, strict=True):
             slot.in_flight -= 1
@@ -224,8 +225,7 @@ class SchedulerState:
                 slot.computed = stop
                 self._release(self.memory.publish(slot), slot.in_flight)
             if slot.ended:
-                if sample:
-                    stale.append(column)
+                stale.append(slot.request_id)
                 if not slot.in_flight:
                     del self._slots[slot.request_id]
             elif sample:
@@ -236,7 +236,7 @@ class SchedulerState:
         self.memory.pool.release(flight.returning)
         if finished:
             self._running = [slot for slot in self._running if not slot.ended]
-        self.emitted = result if not stale else _without_columns(result, stale)
+        self.emitted = result.without(stale) if stale else result
         return tuple(finished)
 
     def abort(self, request_id: int) -> Finished | None:
@@ -289,6 +289,7 @@ class SchedulerState:
         name = f"request {slot.request_id}"
         held_tokens = len(slot.blocks) * self.block_tokens
         assert 0 <= slot.computed <= slot.scheduled <= slot.known < slot.limit <= self.context, f"{name}: cursors"
+        assert slot.scored >= min(slot.scheduled, slot.score_stop), f"{name}: a row of its prompt was not scored"
         assert slot.published * self.block_tokens <= slot.computed, f"{name}: a block is cached and not computed"
         assert slot.in_flight == sum(slot in f.slots for f in self._flights), f"{name}: steps in flight"
         assert slot.in_flight or slot.computed == slot.scheduled, f"{name}: scheduled, but nothing in flight"
@@ -313,6 +314,8 @@ class SchedulerState:
     def _is_current(self, plan: StepPlan) -> bool:
         slots, admitted = self._slots, frozenset(plan.admit)
         if plan.step != self.next_step or not all(i in slots for i in (*plan.request_ids, *plan.preempt)):
+            return False
+        if any(slots[request_id].scored != start for request_id, start, _ in plan.scores):
             return False
         return all(
             (request_id in admitted or slots[request_id].scheduled == start)
@@ -376,14 +379,3 @@ class SchedulerState:
 
     def _returning(self) -> Iterator[int]:
         return (block for flight in self._flights for block in flight.returning)
-
-
-def _without_columns(result: StepResult, columns: Sequence[int]) -> StepResult:
-    gone = set(columns)
-    keep = [i for i in range(len(result.request_ids)) if i not in gone]
-    return StepResult(
-        result.step,
-        tuple(result.request_ids[i] for i in keep),
-        tuple(result.token_ids[i] for i in keep),
-        tuple(result.logprobs[i] for i in keep) if result.logprobs else (),
-    )

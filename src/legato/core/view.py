@@ -34,6 +34,17 @@ class Progress(Protocol):
         """Positions `[0, covered)` have a KV block, held or reserved. A multiple of `block_tokens`; 0 while waiting."""
 
     @property
+    def scored(self) -> int:
+        """The next position whose logits score the token of the prompt after it, if below `score_stop`.
+
+        A preemption does not set it back: nothing is scored twice.
+        """
+
+    @property
+    def score_stop(self) -> int:
+        """One past the last such position. 0 for a request that does not ask for it."""
+
+    @property
     def in_flight(self) -> int:
         """Steps in flight that contain it: its blocks come back only once they are committed."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from legato.core.budget import StepBudget
-from legato.core.plan import StepPlan, TokenLogprobs
+from legato.core.plan import PromptLogprobs, StepPlan, TokenLogprobs
 from legato.core.policy import Policy
 from legato.core.request import Finished, Request
 from legato.core.schedule import plan_step
@@ -23,7 +23,8 @@ class StepEvents:
 
     `logprobs` is empty or as long as `token_ids`. A request's last token comes together with its `Finished`. `record`:
     the step's shape and duration; None if nothing was computed, and only aborted requests are reported. `cached`:
-    (request, prompt tokens found in the prefix cache) of those that were admitted and found any.
+    (request, prompt tokens found in the prefix cache) of those that were admitted and found any. `prompt_logprobs`: the
+    next ones of each request whose prompt is scored; all have come when its first token comes.
     """
 
     request_ids: tuple[int, ...]
@@ -32,6 +33,7 @@ class StepEvents:
     finished: tuple[Finished, ...]
     record: StepRecord | None
     cached: tuple[tuple[int, int], ...] = ()
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
 
 
 class Engine:
@@ -125,7 +127,15 @@ class Engine:
             state.free_blocks,
         )
         self.trace.append(record)
-        return StepEvents(emitted.request_ids, emitted.token_ids, emitted.logprobs, aborted + finished, record, cached)
+        return StepEvents(
+            emitted.request_ids,
+            emitted.token_ids,
+            emitted.logprobs,
+            aborted + finished,
+            record,
+            cached,
+            emitted.prompt_logprobs,
+        )
 
     def close(self) -> None:
         """Ends what works in the background: an archive writes what it has queued."""

@@ -34,7 +34,8 @@ class SamplingParams:
     Defaults are greedy decoding of 128 tokens. `max_tokens` None: up to the end of the context. `temperature` 0 is
     greedy. `seed` None draws a fresh one; sequence i of `n` uses seed + i. `stop`: strings that end the text, never
     part of it. `stop_token_ids`: ids that do the same. Neither counts before `min_tokens` tokens. `logprobs` n: of the
-    chosen token and the n most likely (0 to 20).
+    chosen token and the n most likely (0 to 20). `prompt_logprobs` n: the same of each token of the prompt but the
+    first, or of those from position `prompt_logprobs_start` on; such a prompt is computed from there, cached or not.
     """
 
     max_tokens: int | None = 128
@@ -53,6 +54,8 @@ class SamplingParams:
     ignore_eos: bool = False
     min_tokens: int = 0
     n: int = 1
+    prompt_logprobs: int | None = None
+    prompt_logprobs_start: int = 0
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 1:
@@ -69,6 +72,9 @@ class SamplingParams:
         check_range("n", self.n, 1, MAX_SEQUENCES)
         if self.logprobs is not None:
             check_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            check_range("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
+        check_range("prompt_logprobs_start", self.prompt_logprobs_start, 0, 2**31 - 1)
         if self.min_tokens < 0 or (self.max_tokens is not None and self.min_tokens > self.max_tokens):
             raise RequestError(
                 f"min_tokens is {self.min_tokens}; it must be between 0 and max_tokens ({self.max_tokens})",
@@ -93,8 +99,11 @@ class SamplingParams:
                 if not 0 <= token_id < vocab:
                     raise RequestError(f"{name} names token {token_id}; ids go from 0 to {vocab - 1}", field=name)
 
-    def sampling(self, index: int = 0, *, seed: int | None = None) -> Sampling:
-        """The core's `Sampling` for sequence `index` of `n`. `seed` replaces an unset seed (shared by all n)."""
+    def sampling(self, index: int = 0, *, seed: int | None = None, score_prompt: bool = True) -> Sampling:
+        """The core's `Sampling` for sequence `index` of `n`. `seed` replaces an unset seed (shared by all n).
+
+        `score_prompt` False: another sequence of the same prompt gives its log-probabilities, and no bit would differ.
+        """
         base = self.seed if self.seed is not None else (random_seed() if seed is None else seed)
         return Sampling(
             temperature=self.temperature,
@@ -107,6 +116,8 @@ class SamplingParams:
             frequency_penalty=self.frequency_penalty,
             logit_bias=tuple(sorted(self.logit_bias.items())),
             logprobs=self.logprobs,
+            prompt_logprobs=self.prompt_logprobs if score_prompt else None,
+            prompt_logprobs_start=self.prompt_logprobs_start,
         )
 
     def stop_rule(self, *, eos_ids: Collection[int], room: int) -> StopRule:

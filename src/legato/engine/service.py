@@ -243,6 +243,9 @@ class EngineService:
         for request_id, tokens in message.cached:
             if request_id in live_by_id:
                 live_by_id[request_id].stream.cached_tokens[request_id] = tokens
+        for request_id, entries in message.prompt_logprobs:
+            if request_id in live_by_id:
+                live_by_id[request_id].stream.prompt_logprobs.setdefault(request_id, []).extend(entries)
         finished = {ended[0]: ended for ended in message.finished}
         logprobs = message.logprobs or itertools.repeat(None)
         for request_id, token_id, entry in zip(message.request_ids, message.token_ids, logprobs, strict=False):

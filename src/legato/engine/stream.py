@@ -22,7 +22,7 @@ class TokenEvent(NamedTuple):
 class TokenStream:
     """Events of the sequences of one client request, in order. Made by `EngineService.open_stream`."""
 
-    __slots__ = ("_abort", "_error", "_events", "_open", "_waiter", "cached_tokens")
+    __slots__ = ("_abort", "_error", "_events", "_open", "_waiter", "cached_tokens", "prompt_logprobs")
 
     def __init__(self, abort: Callable[[int, str], None]) -> None:
         self._abort = abort
@@ -32,6 +32,8 @@ class TokenStream:
         self._open: set[int] = set()
         self.cached_tokens: dict[int, int] = {}
         """Prompt tokens that were found in the prefix cache, by sequence; none is no entry."""
+        self.prompt_logprobs: dict[int, list[LogprobEntry]] = {}
+        """Of the tokens of the prompt but the first, by sequence, if asked for: all of them once a token has come."""
 
     async def take(self) -> list[TokenEvent]:
         """All events since the last call, at least one. Raises what ended the stream: EngineError, RequestError."""

@@ -96,7 +96,8 @@ class StepStats(msgspec.Struct, array_like=True, frozen=True):
     cache: CacheStats = CacheStats()
 
 
-LogprobEntry = tuple[float, list[tuple[int, float]]]
+LogprobEntry = tuple[float, list[tuple[int, float]], int]
+"""`TokenLogprobs`: of the chosen token, the most likely ones, the rank."""
 
 
 class Submit(msgspec.Struct, array_like=True, tag=1):
@@ -158,6 +159,7 @@ class StepDone(msgspec.Struct, array_like=True, tag=5):
 
     `finished`: (request, reason, message) of those that ended; the message is empty but for the reason "error".
     `cached`: (request, prompt tokens found in the prefix cache) of those that were admitted and found any.
+    `prompt_logprobs`: (request, entries), the next ones of its prompt.
     """
 
     request_ids: list[int]
@@ -166,6 +168,7 @@ class StepDone(msgspec.Struct, array_like=True, tag=5):
     finished: list[tuple[int, str, str]]
     stats: StepStats
     cached: list[tuple[int, int]] = []
+    prompt_logprobs: list[tuple[int, list[LogprobEntry]]] = []
 
 
 ToEngine = Submit | Abort | Shutdown
@@ -214,9 +217,9 @@ def request_of(message: Submit) -> Request:
     )
 
 
-def pack_logprobs(entry: TokenLogprobs | None) -> LogprobEntry | None:
+def pack_logprobs(entry: TokenLogprobs) -> LogprobEntry:
     """`TokenLogprobs` as it travels."""
-    return None if entry is None else (entry.chosen, [(int(token), float(value)) for token, value in entry.top])
+    return (entry.chosen, [(int(token), float(value)) for token, value in entry.top], entry.rank)
 
 
 class FrameBuffer:

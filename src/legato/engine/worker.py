@@ -79,10 +79,13 @@ def serve_engine(port: EngineSocket, engine: Engine, clock: Callable[[], float])
             StepDone(
                 list(events.request_ids),
                 list(events.token_ids),
-                [pack_logprobs(entry) for entry in events.logprobs] if any(events.logprobs) else [],
+                [None if entry is None else pack_logprobs(entry) for entry in events.logprobs]
+                if any(events.logprobs)
+                else [],
                 [(ended.request_id, ended.reason, ended.message) for ended in events.finished],
                 _stats(engine, events.record, gap_s),
                 list(events.cached),
+                [(p.request_id, [pack_logprobs(entry) for entry in p.entries]) for p in events.prompt_logprobs],
             )
         )
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
-from legato.core.plan import StepPlan, StepResult
+import numpy as np
+
+from legato.core.plan import PromptLogprobs, StepPlan, StepResult
 from legato.core.view import RowSource
 from legato.errors import EngineError
 from legato.exec.batch import Batch, build_batch
 from legato.exec.host_pool import HostPool
 from legato.exec.ops import FloatArray
 from legato.exec.profile import StepClock
-from legato.exec.sampler import Sampler
+from legato.exec.sampler import Sampler, row_logprobs
 
 
 class Backend(Protocol):
@@ -36,14 +38,14 @@ class ModelExecutor:
         self._source: RowSource | None = None
         self.clock = clock
         self.observe: Callable[[StepPlan, FloatArray], None] | None = None
-        """Sees each plan with its logits `[sampled rows, vocab]`, which hold until the next step."""
+        """Sees each plan with the logits `[sampled rows, vocab]` of what it samples; they hold until the next step."""
 
     def bind(self, source: RowSource) -> None:
         """Names the state that `execute` reads requests, tokens and block tables from."""
         self._source = source
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Computes the planned rows and samples where `plan.samples` says so.
+        """Computes the planned rows, samples where `plan.samples` says so and scores the prompts of `plan.scores`.
 
         Raises EngineError, naming the requests, when logits are not finite: damaged weights, or an overflow.
         """
@@ -63,21 +65,21 @@ class ModelExecutor:
         if clock:
             clock.lap("batch")
         logits = self._backend.run(batch)
+        wanted = [i for i, samples in enumerate(plan.samples) if samples]
         if self.observe is not None:
-            self.observe(plan, logits)
+            self.observe(plan, logits[: len(wanted)])
         if clock:
             clock.lap("run")
-        wanted = [i for i, samples in enumerate(plan.samples) if samples]
         request_ids = tuple(plan.request_ids[i] for i in wanted)
         sampled = self._sampler.sample(
-            logits,
+            logits[: len(wanted)],
             [source.request(request_id) for request_id in request_ids],
             [plan.starts[i] + plan.counts[i] for i in wanted],
             [source.tokens(request_id) for request_id in request_ids],
         )
         if sampled.failed:
-            bad = ", ".join(str(request_ids[row]) for row in sampled.failed)
-            raise EngineError(f"the logits of request {bad} are not finite: are the weights damaged?")
+            raise _not_finite(request_ids[row] for row in sampled.failed)
+        prompt_logprobs = tuple(_score(plan, source, logits[len(wanted) :])) if plan.scores else ()
         if clock:
             clock.lap("sample")
         has_logprobs = any(entry is not None for entry in sampled.logprobs)
@@ -86,4 +88,26 @@ class ModelExecutor:
             request_ids=request_ids,
             token_ids=sampled.token_ids,
             logprobs=sampled.logprobs if has_logprobs else (),
+            prompt_logprobs=prompt_logprobs,
         )
+
+
+def _score(plan: StepPlan, source: RowSource, logits: FloatArray) -> Iterator[PromptLogprobs]:
+    """Log-probabilities of the prompts' tokens after the rows of `plan.scores`, whose `logits` these are, in order."""
+    row = 0
+    for request_id, start, stop in plan.scores:
+        request = source.request(request_id)
+        top = request.sampling.prompt_logprobs
+        assert top is not None, f"request {request_id} did not ask for the log-probabilities of its prompt"
+        entries = []
+        for position in range(start + 1, stop + 1):
+            if not np.isfinite(logits[row].max()):
+                raise _not_finite([request_id])
+            entries.append(row_logprobs(logits[row], request.prompt[position], top))
+            row += 1
+        yield PromptLogprobs(request_id, start + 1, tuple(entries))
+
+
+def _not_finite(request_ids: Iterable[int]) -> EngineError:
+    bad = ", ".join(map(str, request_ids))
+    return EngineError(f"the logits of request {bad} are not finite: are the weights damaged?")

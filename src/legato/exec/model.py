@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from legato._native import isa
+from legato.core.budget import StepBudget
 from legato.errors import ConfigError
 from legato.exec.cpu.backend import Activations, CpuBackend, choose_shifts, make_kv, record
 from legato.exec.cpu.pack import Progress, load_nbytes, pack_weights, packed_nbytes
@@ -68,8 +69,8 @@ def load_model(
 
     `max_num_batched_tokens`, `max_num_seqs`: rows and sequences of the largest step. `kv_tokens`: size of the KV pool,
     rounded up to blocks; None: 1 GiB, more if one sequence needs it, at most a quarter of the available memory.
-    `threads` 0: one a core this process may use. `max_model_len` None: the model's context. `max_logit_rows` None: one
-    a sequence. `swap_space_bytes`: host memory for blocks of KV, rounded down to whole ones.
+    `threads` 0: one a core this process may use. `max_model_len` None: the model's context. `max_logit_rows` None:
+    as many as `StepBudget` allows. `swap_space_bytes`: host memory for blocks of KV, rounded down to whole ones.
     `progress(done, total)`: bytes of the file. Raises ModelError for the file, ConfigError for the options, OutOfMemory
     before memory is taken that is not there.
     """
@@ -103,7 +104,7 @@ def load_model(
 
     threads = threads or default_threads()
     limits = {"max_rows": max_num_batched_tokens, "max_seqs": max_num_seqs, "threads": threads}
-    limits["max_logit_rows"] = max_logit_rows or max_num_seqs
+    limits["max_logit_rows"] = max_logit_rows or StepBudget(max_num_batched_tokens, max_num_seqs).logit_rows
     # Scratch does not depend on the size of the pool: a pool of one block tells it before the real one exists.
     trial = record(spec, weights, make_kv(layout, 1), activations=activations, **limits)
     scratch_nbytes = trial.scratch_nbytes + 4 * spec.vocab * _SAMPLER_ROWS

@@ -147,14 +147,19 @@ def candidates(logits: FloatArray, sampling: Sampling) -> tuple[Ids | None, Floa
 
 
 def row_logprobs(logits: FloatArray, token: int, top: int) -> TokenLogprobs:
-    """Log-softmax of `logits [vocab]` at `token`, and the `top` largest with their ids, best first."""
+    """Log-softmax of `logits [vocab]` at `token`, its rank, and the `top` largest with their ids, best first.
+
+    Of equals the lowest id comes first, in `top` as in the rank.
+    """
     largest = logits.max()
     log_total = float(largest) + float(np.log(np.exp(logits - largest).sum(dtype=np.float64)))
     best = _largest(logits, min(top, len(logits))) if top else np.empty(0, np.int64)
     best = best[np.argsort(-logits[best], kind="stable")]
+    chosen = logits[token]
     return TokenLogprobs(
-        chosen=float(logits[token]) - log_total,
+        chosen=float(chosen) - log_total,
         top=tuple((int(i), float(logits[i]) - log_total) for i in best),
+        rank=1 + int(np.count_nonzero(logits > chosen) + np.count_nonzero(logits[:token] == chosen)),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from legato.engine.service import EngineService
+from legato.server.prompt_logprobs import prompt_scores
 from legato.server.schema import chat_params, messages_of, parse_chat, priority_of, salt_of, wants_usage
 from legato.server.served import ServedModel
 from legato.server.stream import Choice, Generation, TokenLogprob, Usage, dump, new_id, now_unix_s, read_json_body
@@ -25,9 +26,9 @@ class ChatFormat:
         self._tail = b',"usage":null}\n\n' if include_usage else b"}\n\n"
         self._plain_tail = b'},"logprobs":null,"finish_reason":null}]' + self._tail
 
-    def opening(self, index: int) -> bytes:
+    def opening(self, sequence: Choice) -> bytes:
         """The chunk that names the role."""
-        return b'%b%d,"delta":{"role":"assistant","content":""' % (self._head, index) + self._plain_tail
+        return b'%b%d,"delta":{"role":"assistant","content":""' % (self._head, sequence.index) + self._plain_tail
 
     def piece(self, index: int, text: str, logprobs: Sequence[TokenLogprob]) -> bytes:
         """A chunk of text."""
@@ -57,11 +58,14 @@ class ChatFormat:
             }
             for choice in sequences
         ]
-        return dump({**self._base, "object": "chat.completion", "choices": choices, "usage": usage})
+        answer = {**self._base, "object": "chat.completion", "choices": choices, "usage": usage}
+        if sequences[0].prompt_logprobs:  # of the one prompt, as vLLM has it here
+            answer["prompt_logprobs"] = prompt_scores(sequences[0].prompt_logprobs, self._model.text.token_name)
+        return dump(answer)
 
     def _logprobs(self, entries: Sequence[TokenLogprob]) -> Mapping[str, Any]:
         content = []
-        for token_id, (chosen, top) in entries:
+        for token_id, (chosen, top, _) in entries:
             content.append(
                 {**self._token(token_id, chosen), "top_logprobs": [self._token(other, value) for other, value in top]}
             )

@@ -8,6 +8,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from legato.engine.service import EngineService
+from legato.server.prompt_logprobs import PromptLogprob, prompt_scores
 from legato.server.schema import (
     completion_params,
     parse_completion,
@@ -23,8 +24,23 @@ from legato.server.stream import Choice, Generation, TokenLogprob, Usage, dump, 
 class CompletionFormat:
     """OpenAI's `text_completion`, whole or in chunks. The fixed parts of a chunk are encoded once."""
 
-    def __init__(self, model: ServedModel, *, include_usage: bool) -> None:
+    def __init__(
+        self,
+        model: ServedModel,
+        *,
+        include_usage: bool,
+        echo: Sequence[str] = (),
+        echo_logprobs: bool = False,
+        prompt_logprobs: bool = False,
+    ) -> None:
+        """`echo`: the prompt of each sequence, if its text is to begin with it, and `echo_logprobs`: its logprobs too.
+
+        `prompt_logprobs`: they are to be in the answer in a field of their own.
+        """
         self._model = model
+        self._echo = echo
+        self._echo_logprobs = echo_logprobs
+        self._prompt_logprobs = prompt_logprobs
         self._base = {"id": new_id("cmpl"), "object": "text_completion", "created": now_unix_s()}
         self._base["model"] = model.name
         self._head = b"data: " + dump(self._base)[:-1] + b',"choices":[{"index":'
@@ -32,11 +48,14 @@ class CompletionFormat:
         self._plain_tail = b',"logprobs":null,"finish_reason":null}]' + self._tail
         self._offsets: dict[int, int] = {}
 
-    def opening(self, index: int) -> bytes:
-        """Nothing: a completion has no role."""
-        return b""
+    def opening(self, sequence: Choice) -> bytes:
+        """The prompt, if it is to be echoed."""
+        if not self._echo:
+            return b""
+        logprobs = sequence.prompt_logprobs if self._echo_logprobs else ()
+        return self.piece(sequence.index, self._echo[sequence.index], logprobs)
 
-    def piece(self, index: int, text: str, logprobs: Sequence[TokenLogprob]) -> bytes:
+    def piece(self, index: int, text: str, logprobs: Sequence[PromptLogprob]) -> bytes:
         """A chunk of text."""
         head = b'%b%d,"text":%b' % (self._head, index, dump(text))
         if not logprobs:
@@ -61,19 +80,23 @@ class CompletionFormat:
 
     def document(self, sequences: Sequence[Choice], usage: Usage) -> bytes:
         """The whole answer."""
-        choices = [
-            {
-                "index": choice.index,
-                "text": "".join(choice.text_parts),
-                "logprobs": self._logprobs(choice.index, choice.logprobs) if choice.logprobs else None,
-                "finish_reason": choice.reason,
-            }
-            for choice in sequences
-        ]
+        choices = [self._choice(sequence) for sequence in sequences]
         return dump({**self._base, "choices": choices, "usage": usage})
 
-    def _logprobs(self, index: int, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
-        """Columns, as this endpoint has them. Offsets count characters of the completion."""
+    def _choice(self, sequence: Choice) -> dict[str, Any]:
+        logprobs = [*(sequence.prompt_logprobs if self._echo_logprobs else ()), *sequence.logprobs]
+        choice = {
+            "index": sequence.index,
+            "text": "".join([self._echo[sequence.index] if self._echo else "", *sequence.text_parts]),
+            "logprobs": self._logprobs(sequence.index, logprobs) if logprobs else None,
+            "finish_reason": sequence.reason,
+        }
+        if self._prompt_logprobs:
+            choice["prompt_logprobs"] = prompt_scores(sequence.prompt_logprobs, self._model.text.token_name)
+        return choice
+
+    def _logprobs(self, index: int, entries: Sequence[PromptLogprob]) -> dict[str, Any]:
+        """Columns, as this endpoint has them. Offsets count characters of the text, an echoed prompt included."""
         offset, offsets = self._offsets.get(index, 0), []
         for token_id, _ in entries:
             offsets.append(offset)
@@ -82,8 +105,8 @@ class CompletionFormat:
         name = self._model.text.token_name
         return {
             "tokens": [name(token_id) for token_id, _ in entries],
-            "token_logprobs": [chosen for _, (chosen, _) in entries],
-            "top_logprobs": [{name(other): value for other, value in top} for _, (_, top) in entries],
+            "token_logprobs": [entry and entry[0] for _, entry in entries],
+            "top_logprobs": [entry and {name(other): value for other, value in entry[1]} for _, entry in entries],
             "text_offset": offsets,
         }
 
@@ -103,9 +126,16 @@ class CompletionEndpoint:
         include_usage = wants_usage(body)
         params = completion_params(body)
         context = self._service.info.context
-        prompts = [await self._model.prompt_tokens(prompt, context) for prompt in prompts_of(body)]
+        given = prompts_of(body)
+        prompts = [await self._model.prompt_tokens(prompt, context) for prompt in given]
         generation = Generation(
             self._service, self._model, prompts, params, "prompt", priority=priority_of(body), cache_salt=salt_of(body)
         )
-        output = CompletionFormat(self._model, include_usage=include_usage)
+        output = CompletionFormat(
+            self._model,
+            include_usage=include_usage,
+            echo=[self._model.prompt_text(prompt) for prompt in given for _ in range(params.n)] if body.echo else (),
+            echo_logprobs=bool(body.echo) and body.logprobs is not None,
+            prompt_logprobs=body.prompt_logprobs is not None,
+        )
         await generation.respond(receive, send, output, stream=bool(body.stream), include_usage=include_usage)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -69,6 +70,7 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     min_tokens: int | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    prompt_logprobs: int | None = None
 
 
 class ChatBody(_Common, forbid_unknown_fields=True, kw_only=True):
@@ -106,16 +108,15 @@ class CompletionBody(_Common, forbid_unknown_fields=True, kw_only=True):
 
     prompt: Any
     logprobs: int | None = None
+    echo: bool | None = None
     # known to OpenAI's clients, not honoured here
     best_of: Any = None
-    echo: Any = None
     suffix: Any = None
 
 
 # Values that ask for nothing; None always is one.
 _HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
-    "echo": (False,),
     "suffix": ("",),
     "functions": ([],),
     "modalities": (["text"],),
@@ -133,7 +134,7 @@ _CHAT_REFUSED = (
     *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reasoning_effort", "response_format"),
     *("service_tier", "store", "tool_choice", "tools", "verbosity", "web_search_options"),
 )
-_COMPLETION_REFUSED = ("best_of", "echo", "suffix")
+_COMPLETION_REFUSED = ("best_of", "suffix")
 _MESSAGE_REFUSED = ("name", "refusal", "audio", "annotations", "tool_calls", "tool_call_id", "function_call")
 _T = TypeVar("_T")
 MAX_SALT = 1024
@@ -189,9 +190,17 @@ def chat_params(chat: ChatBody) -> SamplingParams:
 
 
 def completion_params(completion: CompletionBody) -> SamplingParams:
-    """Sampling as asked, checked. 16 tokens and temperature 1 unless said otherwise, as OpenAI's."""
+    """Sampling as asked, checked. 16 tokens and temperature 1 unless said otherwise, as OpenAI's.
+
+    With `echo`, `logprobs` are of the prompt too.
+    """
     limit = 16 if completion.max_tokens is None else completion.max_tokens
-    return _params(completion, max_tokens=limit, logprobs=completion.logprobs)
+    params = _params(completion, max_tokens=limit, logprobs=completion.logprobs)
+    if not completion.echo or completion.logprobs is None:
+        return params
+    if completion.prompt_logprobs not in (None, completion.logprobs):
+        raise RequestError("with echo, prompt_logprobs and logprobs must not differ; send one", field="prompt_logprobs")
+    return replace(params, prompt_logprobs=completion.logprobs)
 
 
 def prompts_of(completion: CompletionBody) -> list[str | list[int]]:
@@ -289,6 +298,11 @@ def _params(body: ChatBody | CompletionBody, *, max_tokens: int | None, logprobs
     def given(value: _T | None, default: _T) -> _T:
         return default if value is None else value
 
+    if body.prompt_logprobs is not None and body.stream:
+        raise RequestError(
+            "prompt_logprobs are not available in a stream; leave out stream, or use echo with logprobs (completions)",
+            field="prompt_logprobs",
+        )
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     return SamplingParams(
         max_tokens=max_tokens,
@@ -307,6 +321,7 @@ def _params(body: ChatBody | CompletionBody, *, max_tokens: int | None, logprobs
         ignore_eos=bool(body.ignore_eos),
         min_tokens=given(body.min_tokens, 0),
         n=given(body.n, 1),
+        prompt_logprobs=body.prompt_logprobs,
     )
 
 

@@ -64,6 +64,12 @@ class ServedModel:
             raise RequestError("the prompt is empty; it needs at least 1 token", field="prompt")
         return tokens
 
+    def prompt_text(self, prompt: str | Sequence[int]) -> str:
+        """A bare prompt as text, to be echoed."""
+        if isinstance(prompt, str):
+            return prompt
+        return b"".join(self.text.token_bytes[token] for token in prompt).decode("utf-8", "replace")
+
     async def chat_tokens(self, messages: list[dict[str, str]], context: int) -> tuple[int, ...]:
         """Tokens of a conversation, ready for the answer."""
         size = sum(len(message["content"]) for message in messages)

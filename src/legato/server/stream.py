@@ -19,6 +19,7 @@ from legato.engine.stream import TokenEvent, TokenStream
 from legato.engine.wire import LogprobEntry
 from legato.errors import LegatoError, RequestError
 from legato.server.problems import Problem, error_body
+from legato.server.prompt_logprobs import PromptLogprob
 from legato.server.served import ServedModel
 
 SSE_HEADERS = [
@@ -45,8 +46,8 @@ Usage = dict[str, Any]
 class Format(Protocol):
     """How an endpoint writes its answer. One object a request: what repeats is made once."""
 
-    def opening(self, index: int) -> bytes:
-        """The first chunk of a sequence, or nothing."""
+    def opening(self, sequence: Choice) -> bytes:
+        """The first chunk of a sequence, or nothing. `sequence.prompt_logprobs` are there, if wanted."""
 
     def piece(self, index: int, text: str, logprobs: Sequence[TokenLogprob]) -> bytes:
         """A chunk of text."""
@@ -64,10 +65,12 @@ class Format(Protocol):
 class Choice:
     """One sequence of a request: its text so far, and how it ended."""
 
-    __slots__ = ("index", "logprobs", "opened", "reason", "text", "text_parts")
+    __slots__ = ("index", "logprobs", "opened", "prompt_logprobs", "reason", "text", "text_parts")
 
     def __init__(self, index: int, text: TextStream) -> None:
         self.index = index
+        self.prompt_logprobs: list[PromptLogprob] = []
+        """One a token of the prompt, once its first token has come; empty if they are not wanted."""
         self.text = text
         self.text_parts: list[str] = []
         self.logprobs: list[TokenLogprob] = []
@@ -123,7 +126,7 @@ class Generation:
         tokens = self._service.open_stream()
         watch = asyncio.create_task(_watch(receive, tokens))
         try:
-            sequences = self._submit(tokens)
+            sequences = self._submit(tokens, stream)
             if stream:
                 await self._stream(tokens, sequences, send, output, include_usage)
             else:
@@ -136,13 +139,14 @@ class Generation:
             with contextlib.suppress(asyncio.CancelledError):
                 await watch
 
-    def _submit(self, tokens: TokenStream) -> dict[int, Choice]:
+    def _submit(self, tokens: TokenStream, stream: bool) -> dict[int, Choice]:
         params, model, sequences = self._params, self._model, {}
         seed = random_seed()
         for i, (prompt, room) in enumerate(zip(self._prompts, self._rooms, strict=True)):
             rule = params.stop_rule(eos_ids=model.text.eos_ids, room=room)
             for j in range(params.n):
-                sampling = params.sampling(j, seed=seed)
+                # Of n sequences the first speaks of the prompt for all, but in a stream they do not wait for it.
+                sampling = params.sampling(j, seed=seed, score_prompt=stream or j == 0)
                 request_id = self._service.submit(
                     tokens, prompt, sampling, rule, priority=self._priority, cache_salt=self._cache_salt
                 )
@@ -165,7 +169,8 @@ class Generation:
                     text = seq.feed(event)
                     if not seq.opened:
                         seq.opened = True
-                        chunks.append(output.opening(seq.index))
+                        seq.prompt_logprobs = self._prompt_logprobs(tokens, event.request_id, seq)
+                        chunks.append(output.opening(seq))
                     if seq.reason:
                         open_count -= 1
                         tokens.finish(event.request_id)
@@ -199,8 +204,18 @@ class Generation:
                 if seq.reason:
                     open_count -= 1
                     tokens.finish(event.request_id)
-        ordered = sorted(sequences.values(), key=lambda seq: seq.index)
+        ordered = list(sequences.values())
+        firsts = [request_id for request_id, seq in sequences.items() if seq.index % self._params.n == 0]
+        for seq in ordered:
+            seq.prompt_logprobs = self._prompt_logprobs(tokens, firsts[seq.index // self._params.n], seq)
         await send_json(send, 200, output.document(ordered, self._usage(tokens, sequences)))
+
+    def _prompt_logprobs(self, tokens: TokenStream, request_id: int, seq: Choice) -> list[PromptLogprob]:
+        """Those of the prompt of `seq`, as they came for sequence `request_id` of the same one."""
+        if self._params.prompt_logprobs is None:
+            return []
+        prompt = self._prompts[seq.index // self._params.n]
+        return list(zip(prompt, [None, *tokens.prompt_logprobs.get(request_id, ())], strict=True))
 
     def _usage(self, tokens: TokenStream, sequences: dict[int, Choice]) -> Usage:
         prompt = sum(len(prompt) for prompt in self._prompts)
