@@ -108,6 +108,16 @@ class LLM:
         finally:
             self._abandon(runs)
 
+    def close(self) -> None:
+        """Writes what `kv_cache_dir` is still to get, within seconds. Not needed otherwise; also as `with LLM(…)`."""
+        self.engine.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def chat_tokens(self, messages: Conversation) -> tuple[int, ...]:
         """The tokens of a conversation, as its chat template writes it, ready for the answer."""
         return tuple(self.text.encode_chat(self.text.render([dict(message) for message in messages])))

@@ -20,11 +20,10 @@ def answers(path: Path, prompts: list[list[int]], **options: Any) -> list[Answer
     """Tokens, logprobs and cached tokens of each prompt, one after the other, from an engine that is then closed."""
     from legato import LLM, SamplingParams
 
-    llm = LLM(str(path), max_model_len=1024, max_num_batched_tokens=128, max_num_seqs=4, **options)
     params = SamplingParams(max_tokens=6, logprobs=2)
-    completions = [llm.generate([prompt], params, progress=False)[0] for prompt in prompts]
-    llm.engine.close()
-    llm.engine.state.check()
+    with LLM(str(path), max_model_len=1024, max_num_batched_tokens=128, max_num_seqs=4, **options) as llm:
+        completions = [llm.generate([prompt], params, progress=False)[0] for prompt in prompts]
+        llm.engine.state.check()
     return [(c.token_ids, c.logprobs, c.cached_tokens) for c in completions]
 
 

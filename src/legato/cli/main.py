@@ -7,7 +7,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from legato.cli import chat, generate, pull, serve, version
+from legato.cli import certify, chat, generate, pull, serve, version
 from legato.errors import LegatoError
 
 EPILOG = """Start here:  [bold]legato serve[/bold]   then point any OpenAI client at http://127.0.0.1:8000/v1"""
@@ -40,6 +40,7 @@ app.command()(serve.serve)
 app.command()(chat.chat)
 app.command()(generate.generate)
 app.command()(pull.pull)
+app.command()(certify.certify)
 app.command()(version.version)
 
 
