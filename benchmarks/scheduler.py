@@ -23,7 +23,9 @@ from legato.core.schedule import plan_step
 from legato.core.state import SchedulerState
 
 BLOCK_TOKENS = 32
-LONG_TOKENS = 120_000
+MAX_STEPS = 400
+# Nobody fits, so that every step reads as much of the queue as it may and admits nobody: the dearest kind.
+FULL = dataclasses.replace(FCFS, name="full", spare_blocks=lambda inside: 1_000_000)
 
 
 def sampled(plan: StepPlan) -> StepResult:
@@ -33,24 +35,18 @@ def sampled(plan: StepPlan) -> StepResult:
 
 
 def loaded_state(running: int, waiting: int, budget: StepBudget, prompt_tokens: int = 100) -> SchedulerState:
-    """`running` requests that decode, one of them still a long prefill, and `waiting` more in the queue.
-
-    The first that waits is as long and does not fit, so that every step looks at the queue and admits nobody.
-    """
-    long_prompt = tuple(range(LONG_TOKENS))
-    kv_blocks = LONG_TOKENS // BLOCK_TOKENS + running * 12
+    """`running` requests that decode, and `waiting` more in the queue, all with other prompts. To plan with `FULL`."""
+    kv_blocks = running * (-(-(prompt_tokens + MAX_STEPS) // BLOCK_TOKENS) + 1)
     state = SchedulerState(kv_blocks, block_tokens=BLOCK_TOKENS, max_model_len=200_000)
-    prompt = tuple(range(prompt_tokens))
     stop = StopRule(max_tokens=100_000)
-    for request_id in range(running - 1):
+    for request_id in range(running + waiting):
+        prompt = (request_id, *range(prompt_tokens - 1))
         state.submit(Request(request_id, prompt, stop=stop))
-    while state.waiting or any(r.known - r.scheduled > 1 for r in state.running):
-        plan = plan_step(state, budget, FCFS)
-        state.apply(plan)
-        state.commit(sampled(plan))
-    state.submit(Request(running - 1, long_prompt, stop=stop))
-    for request_id in range(running, running + waiting):
-        state.submit(Request(request_id, long_prompt if request_id == running else prompt, stop=stop))
+        if request_id == running - 1:
+            while state.waiting or any(r.known - r.scheduled > 1 for r in state.running):
+                plan = plan_step(state, budget, FCFS)
+                state.apply(plan)
+                state.commit(sampled(plan))
     return state
 
 
@@ -62,7 +58,7 @@ def step_costs_us(running: int, waiting: int, steps: int = 200) -> dict[str, flo
     gc.collect()
     for _ in range(steps):
         started = time.perf_counter()
-        plan = plan_step(state, budget, FCFS)
+        plan = plan_step(state, budget, FULL)
         planned = time.perf_counter()
         state.apply(plan)
         applied = time.perf_counter()
@@ -84,28 +80,35 @@ def step_costs_us(running: int, waiting: int, steps: int = 200) -> dict[str, flo
     }
 
 
-def overload(spare_per_request: int) -> dict[str, float]:
-    """400 requests in a pool for about six: rows computed for each that an endless pool would compute, and steps."""
+def overload(spare_per_request: int, cache: bool) -> dict[str, float]:
+    """400 requests in a pool for about six: rows computed for each that an endless pool would compute, and steps.
+
+    All prompts differ: what the cache saves is what preempted requests need not compute again.
+    """
     rng = random.Random(0)
     policy = dataclasses.replace(FCFS, spare_blocks=lambda inside: inside * spare_per_request)
     budget = StepBudget(max_tokens=512, max_seqs=64)
-    state = SchedulerState(kv_blocks=64, block_tokens=BLOCK_TOKENS, max_model_len=100_000)
-    needed_rows = rows = steps = 0
+    root = b"" if cache else None
+    state = SchedulerState(kv_blocks=64, block_tokens=BLOCK_TOKENS, max_model_len=100_000, cache_root=root)
+    needed_rows = rows = steps = most = 0
     for request_id in range(400):
         prompt_tokens, output_tokens = rng.randint(50, 400), rng.randint(50, 300)
         needed_rows += prompt_tokens + output_tokens - 1
-        state.submit(Request(request_id, (1,) * prompt_tokens, stop=StopRule(max_tokens=output_tokens)))
+        prompt = (request_id,) * prompt_tokens
+        state.submit(Request(request_id, prompt, stop=StopRule(max_tokens=output_tokens)))
     while state.has_work:
         plan = plan_step(state, budget, policy)
         state.apply(plan)
-        state.commit(sampled(plan))
+        most = max([most, *(end.preemptions for end in state.commit(sampled(plan)))])
         rows += plan.rows
         steps += 1
     return {
+        "prefix_cache": int(cache),
         "spare_blocks_each": spare_per_request,
         "rows_per_needed_row": round(rows / needed_rows, 3),
         "steps": steps,
         "preemptions": state.preemptions,
+        "most_of_one": most,
     }
 
 
@@ -121,7 +124,7 @@ def main() -> None:
     parser.add_argument("--overload", action="store_true", help="compare spare blocks at admission")
     arguments = parser.parse_args()
     if arguments.overload:
-        rows = [overload(spare) for spare in (0, 1, 2)]
+        rows = [overload(spare, cache) for cache in (False, True) for spare in (0, 1, 2)]
     else:
         shapes = [(64, 100), (256, 0), (256, 100), (256, 10_000), (256, 100_000)]
         rows = [step_costs_us(running, waiting) for running, waiting in shapes]

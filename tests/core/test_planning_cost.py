@@ -8,10 +8,9 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from benchmarks.scheduler import loaded_state, sampled
+from benchmarks.scheduler import FULL, loaded_state, sampled
 
 from legato.core.budget import StepBudget
-from legato.core.policy import FCFS
 from legato.core.schedule import plan_step
 from legato.core.state import SchedulerState
 
@@ -30,7 +29,7 @@ def lines_run(state: SchedulerState) -> tuple[int, int]:
     before = sys.gettrace()
     sys.settrace(tracer)
     try:
-        plan = plan_step(state, BUDGET, FCFS)
+        plan = plan_step(state, BUDGET, FULL)
         planned = count
         state.apply(plan)
         state.commit(sampled(plan))
@@ -52,6 +51,6 @@ def test_planning_256_running_takes_under_300_microseconds(waiting: int) -> None
     best = float("inf")
     for _ in range(50):
         started = time.perf_counter()
-        plan_step(state, BUDGET, FCFS)
+        plan_step(state, BUDGET, FULL)
         best = min(best, time.perf_counter() - started)
     assert best < 300e-6

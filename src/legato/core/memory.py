@@ -82,7 +82,7 @@ class KvMemory:
         Those are duplicates: it shares the ones that were there before instead.
         """
         chain, surplus = slot.chain, list[int]()
-        if chain is None or slot.computed < (slot.published + 1) * self.block_tokens:
+        if chain is None:
             return surplus
         chain.extend(slot.tokens)
         for index in range(slot.published, slot.computed // self.block_tokens):

@@ -51,7 +51,7 @@ def newest_first(requests: Sequence[Progress]) -> Iterable[Progress]:
 def one_block_each(admitted: int) -> int:
     """A block for each request that is already in.
 
-    Rows computed for each needed, and steps: 1.42, 13,227 without; 1.18, 13,607 with one; 1.06, 14,328 with two each
+    Rows computed for each needed, and steps: 1.33, 13,182 without; 1.13, 13,269 with one; 1.06, 13,833 with two each
     (400 requests of 50-400 + 50-300 tokens, 64 blocks of 32: `benchmarks/scheduler.py --overload`).
     """
     return admitted

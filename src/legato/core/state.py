@@ -213,6 +213,7 @@ class SchedulerState:
         flight = self._flights[0]
         flight.verify(result)
         self._flights.popleft()
+        block_tokens = self.block_tokens
         finished: list[Finished] = []
         stale: list[int] = []  # requests that had ended before
         column = 0
@@ -223,7 +224,8 @@ class SchedulerState:
                 slot.tokens.append(result.token_ids[column])
             if slot.request_id not in flight.preempted:
                 slot.computed = stop
-                self._release(self.memory.publish(slot), slot.in_flight)
+                if stop >= (slot.published + 1) * block_tokens:
+                    self._release(self.memory.publish(slot), slot.in_flight)
             if slot.ended:
                 stale.append(slot.request_id)
                 if not slot.in_flight:
