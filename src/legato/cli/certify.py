@@ -112,11 +112,11 @@ def certify(
 ) -> None:
     """Check that no schedule changes a bit, with your model, on your machine.
 
-    Draws schedules at random: chunks of any size, company, orders of arrival, prefixes found in the cache or not, KV
-    given up and computed again or swapped, requests taken back, steps planned ahead, threads, KV types. Compares all
-    logits, bit for bit, and all tokens with those of each request alone: in one piece, with nothing cached.
+    Tries schedules at random: chunks, company, cache hits, preemption, swap, threads, KV types.
 
-    Ends with status 0 if nothing differs; else with 1, and the smallest schedule that shows it is in a file.
+    Compares every logit, as bits, with the same request alone, in one piece, nothing cached.
+
+    Status 0 if nothing differs; else 1, and the smallest schedule that shows it is in a file.
 
     Examples:
 
