@@ -200,6 +200,25 @@ def test_a_client_that_leaves_frees_its_slot(server: Server, client: openai.Open
     assert server.metric("legato_kv_free_blocks") == server.metric("legato_kv_blocks")
 
 
+def test_a_client_that_leaves_during_its_prompt_goes_on_where_it_stopped(
+    server: Server, client: openai.OpenAI, llm: LLM
+) -> None:
+    prompt = [(7 * position * position + position) % 40_000 + 300 for position in range(4000)]
+    before = server.metric("legato_chunk_tokens_total")
+    with pytest.raises(openai.APITimeoutError):
+        client.completions.create(model="smol", prompt=prompt, max_tokens=1, temperature=0, timeout=0.4)
+    deadline = time.monotonic() + 10
+    while server.metric("vllm:num_requests_running") and time.monotonic() < deadline:
+        time.sleep(0.02)
+    computed = server.metric("legato_chunk_tokens_total") - before
+    assert 0 < computed < 4000, "it left in the middle of its prompt"
+    again = client.completions.create(model="smol", prompt=prompt, max_tokens=8, temperature=0)
+    assert again.usage is not None and again.usage.prompt_tokens_details is not None
+    assert again.usage.prompt_tokens_details.cached_tokens == computed // 32 * 32
+    (alone,) = llm.generate([prompt], SamplingParams(max_tokens=8), progress=False)
+    assert again.choices[0].text == alone.text
+
+
 def test_what_cannot_be_served_is_refused_with_a_name_or_both_numbers(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="8192"):
         client.completions.create(model="smol", prompt=[1] * 9000)
