@@ -1,0 +1,396 @@
+"""`legato bench`: any OpenAI server, ours or not, measured from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from legato.cli import options
+from legato.errors import ConfigError
+
+if TYPE_CHECKING:
+    from legato.bench.capacity import Plan, Probe
+    from legato.bench.client import Client
+    from legato.bench.dialect import Dialect
+    from legato.bench.interference import Figures, Run, Settings
+    from legato.bench.load import Prompts
+    from legato.bench.machine import Meter
+    from legato.bench.plot import Picture
+    from legato.bench.record import Spread
+
+_clock = time.perf_counter
+
+Url = Annotated[str, typer.Option(help="The server; any that speaks OpenAI's API.")]
+Model = Annotated[str | None, typer.Option(help="The model's name there.", show_default="the first it lists")]
+Vocab = Annotated[str, typer.Option(help="Token ids that long prompts are drawn from, LOW:HIGH.", metavar="LOW:HIGH")]
+ApiKey = Annotated[str, typer.Option(help="Sent as a bearer token.", show_default="none")]
+
+app = typer.Typer(
+    help="Measure a server from outside: do streams stall, and how much load does it carry?",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+
+
+@app.command()
+def interference(
+    url: Url = "http://127.0.0.1:8000",
+    model: Model = None,
+    streams: Annotated[int, typer.Option(help="Clients that read all the time.", min=1)] = 16,
+    prompt_tokens: Annotated[
+        str, typer.Option(help="Length of the long prompts; several lengths, as in 4000,8000, take turns.")
+    ] = "4000",
+    every: Annotated[float, typer.Option(help="A long prompt comes every so many seconds.", min=0.01)] = 10,
+    duration: Annotated[float, typer.Option(help="Seconds that are measured.", min=0.1)] = 60,
+    budget_ms: Annotated[float, typer.Option(help="A gap longer than this is a stall.", min=0.1)] = 100,
+    warmup: Annotated[float, typer.Option(help="Seconds of streaming before that.", min=0)] = 5,
+    stream_tokens: Annotated[
+        int, typer.Option(help="Tokens of a stream's answer, after which it asks anew.", min=2)
+    ] = 512,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            help="Makes the prompts repeatable. Given twice, the second run may find them in a prefix cache.",
+            show_default="random",
+        ),
+    ] = None,
+    vocab: Vocab = "300:20000",
+    api_key: ApiKey = "",
+    as_json: options.AsJson = False,
+    svg: Annotated[Path | None, typer.Option(help="Draw every token into this file.", dir_okay=False)] = None,
+    html: Annotated[Path | None, typer.Option(help="The same with a table, as a page.", dir_okay=False)] = None,
+) -> None:
+    """Do streams stall while somebody else's long prompt is read?
+
+    Streams decode all the time; a long prompt comes every few seconds, whatever became of the one before.
+
+    Status 1, and no figures, if the run does not show that: see what it says.
+
+    Examples:
+
+    [bold]legato bench interference[/bold] · the server on this machine, a minute and some
+
+    [bold]legato bench interference --streams 4 --prompt-tokens 2000,8000 --svg stalls.svg[/bold] · two lengths, drawn
+
+    [bold]legato bench interference --url http://gpu:8000 --json | tail -n 1 | jq .figures.itl_ms[/bold] · for scripts
+    """
+    from legato.bench.interference import Settings
+    from legato.bench.load import parse_tokens, parse_vocab
+
+    settings = Settings(
+        streams=streams,
+        prompt_tokens=parse_tokens(prompt_tokens, "--prompt-tokens"),
+        every_s=every,
+        duration_s=duration,
+        budget_ms=budget_ms,
+        warmup_s=warmup,
+        stream_tokens=stream_tokens,
+    )
+    seed = Random().randrange(2**31) if seed is None else seed
+    target = _Target(url, model, parse_vocab(vocab), api_key)
+    for path in (svg, html):
+        _check_folder(path)
+    asyncio.run(_interference(settings, target, seed, as_json=as_json, svg=svg, html=html))
+
+
+@app.command()
+def capacity(
+    ttft_ms: Annotated[float, typer.Option(help="What p99 of the time to first token may be.", min=1)],
+    itl_ms: Annotated[float, typer.Option(help="What p99 of the gaps between tokens may be.", min=1)],
+    url: Url = "http://127.0.0.1:8000",
+    model: Model = None,
+    prompt_tokens: Annotated[
+        str, typer.Option(help="Length of prompts: fixed, or lognormal as mean:sigma.", metavar="LENGTH")
+    ] = "512:0.8",
+    output_tokens: Annotated[
+        str, typer.Option(help="Length of answers, in the same way.", metavar="LENGTH")
+    ] = "64:0.6",
+    duration: Annotated[float, typer.Option(help="Seconds at each rate.", min=0.1)] = 30,
+    max_rate: Annotated[float, typer.Option(help="Requests a second, at most.", min=0.01)] = 64,
+    seed: Annotated[int, typer.Option(help="Another seed sends other arrivals and lengths.")] = 0,
+    vocab: Vocab = "300:20000",
+    api_key: ApiKey = "",
+    as_json: options.AsJson = False,
+) -> None:
+    """The highest request rate at which both limits hold.
+
+    Requests arrive at random (Poisson), whatever became of the ones before; at one rate the same for every server.
+
+    The rate is doubled until a limit is missed, then narrowed to 8 %: about eight rates.
+
+    Examples:
+
+    [bold]legato bench capacity --ttft-ms 2000 --itl-ms 100[/bold] · chats of many lengths, about five minutes
+
+    [bold]legato bench capacity --ttft-ms 5000 --itl-ms 80 --prompt-tokens 4000 --output-tokens 100[/bold] · one shape
+    """
+    from legato.bench.capacity import MIN_REQUESTS, Limits, Plan
+    from legato.bench.load import Lengths, parse_vocab
+
+    if max_rate * duration < MIN_REQUESTS:
+        raise ConfigError(
+            f"--max-rate {max_rate:g} for --duration {duration:g} s makes {max_rate * duration:.1f} requests, and"
+            f" {MIN_REQUESTS} are needed; raise one of them"
+        )
+    plan = Plan(
+        Limits(ttft_ms, itl_ms),
+        Lengths.of(prompt_tokens, "--prompt-tokens"),
+        Lengths.of(output_tokens, "--output-tokens"),
+        duration_s=duration,
+        max_rate=max_rate,
+        seed=seed,
+    )
+    asyncio.run(_capacity(plan, _Target(url, model, parse_vocab(vocab), api_key), as_json=as_json))
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """The server to measure."""
+
+    url: str
+    model: str | None
+    vocab: range
+    api_key: str
+
+    async def meet(self, random: Random) -> tuple[Client, Dialect, Prompts]:
+        """Connects and finds out what the server takes. Raises ServerUnreachable."""
+        from legato.bench.client import Address, Client
+        from legato.bench.dialect import learn_dialect
+        from legato.bench.load import Prompts
+
+        client = Client(Address.of(self.url), _clock, api_key=self.api_key)
+        await client.connect()
+        dialect = await learn_dialect(client, self.model, self.vocab)
+        return client, dialect, Prompts(random, self.vocab, None if dialect.takes_ids else dialect.words)
+
+
+async def _interference(
+    settings: Settings, target: _Target, seed: int, *, as_json: bool, svg: Path | None, html: Path | None
+) -> None:
+    """Runs, judges, reports. Raises RunInvalid, after the JSON is out."""
+    from legato.bench.dialect import Server
+    from legato.bench.interference import faults, figures, interfere
+    from legato.bench.machine import Meter
+    from legato.bench.record import RunInvalid
+
+    client, dialect, prompts = await target.meet(Random(seed))
+    meter, found, reasons = Meter(_clock), None, []
+    seconds = settings.warmup_s + settings.duration_s
+    try:
+        with _waiting(f"{settings.streams} streams, and a long prompt now and then: {seconds:g} s and some"):
+            async with meter:
+                run = await interfere(Server(client, dialect), prompts, settings, _clock)
+        reasons = [*faults(run), *meter.faults(settings.budget_ms)]
+    except RunInvalid as invalid:
+        reasons = list(invalid.reasons)
+    if not reasons:
+        found = figures(run)
+        rows = _interference_rows(found, settings, meter)
+        note = f"{dialect.model} at {client.address} · {_date()} · {_measured_by()} · seed {seed}"
+        _draw(_picture(run, found, dialect), rows, note, svg, html)
+        if not as_json:
+            _show(f"[bold cyan]{dialect.model}[/] at {client.address} · {settings.duration_s:g} s measured", rows)
+    if as_json:
+        document = _document("interference", client, dialect, meter, {**dataclasses.asdict(settings), "seed": seed})
+        outcome = {"valid": not reasons, "reasons": reasons, "figures": None if found is None else found.to_dict()}
+        typer.echo(json.dumps({**document, **outcome}))
+    if reasons:
+        raise RunInvalid(reasons)
+
+
+async def _capacity(plan: Plan, target: _Target, *, as_json: bool) -> None:
+    """Probes, tells each, reports. Raises NoCapacity or RunInvalid, after the JSON is out."""
+    from legato.bench.capacity import best_of, find_capacity
+    from legato.bench.dialect import Server
+    from legato.bench.machine import Meter, allow_many_connections
+    from legato.bench.record import RunInvalid
+
+    allow_many_connections()
+    # Arrivals and lengths come from the seed; what prompts say never does, or a prefix cache would know it next time.
+    client, dialect, prompts = await target.meet(Random())
+    meter, probes = Meter(_clock), []
+    async with meter:
+        async for probe in find_capacity(Server(client, dialect), prompts, plan, _clock):
+            probes.append(probe)
+            typer.echo(_probe_line(probe))
+    reasons = meter.faults(plan.limits.itl_ms)
+    if as_json:
+        best = None if reasons else max((p for p in probes if p.meets), key=lambda p: p.rate, default=None)
+        outcome = {
+            "valid": not reasons,
+            "reasons": reasons,
+            "requests_per_s": None if best is None else round(best.rate, 4),
+            "at_capacity": None if best is None else best.to_dict(),
+            "probes": [probe.to_dict() for probe in probes],
+        }
+        typer.echo(json.dumps({**_document("capacity", client, dialect, meter, plan.to_dict()), **outcome}))
+    if reasons:
+        raise RunInvalid(reasons)
+    best = best_of(probes)
+    if not as_json:
+        _show(
+            f"[bold cyan]{dialect.model}[/] at {client.address} · {len(probes)} rates",
+            _capacity_rows(best, plan, meter),
+        )
+
+
+@contextlib.contextmanager
+def _waiting(what: str) -> Iterator[None]:
+    """A line on stderr meanwhile, gone afterwards. Nothing if that is no terminal."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if console.is_terminal:
+        console.print(f"[dim]{what} …[/]", end="\r")
+    try:
+        yield
+    finally:
+        if console.is_terminal:
+            console.print(" " * (len(what) + 2), end="\r")
+
+
+def _interference_rows(found: Figures, settings: Settings, meter: Meter) -> list[tuple[str, str]]:
+    lengths = " and ".join(f"{tokens:,}" for tokens in settings.prompt_tokens)
+    rows = [
+        ("load", f"{settings.streams} streams · a prompt of {lengths} tokens every {settings.every_s:g} s"),
+        ("ITL", f"{_spread(found.itl)} · between tokens of the streams"),
+        ("  beside", f"{_spread(found.itl_beside)} · while a long prompt was in flight"),
+        ("  apart", f"{_spread(found.itl_apart)} · while none was"),
+        (
+            "stalls",
+            f"{found.stalls:,} gaps over {settings.budget_ms:g} ms: {100 * found.late_share:.2f} % of the tokens late",
+        ),
+        ("TTFT, long", f"{_waits(found.long_ttft_all)} · {found.long_completed} of {found.long_sent} long prompts"),
+    ]
+    if len(found.long_ttft) > 1:
+        rows += [(f"  {tokens:,}", _waits(value)) for tokens, value in found.long_ttft.items()]
+    rows += [
+        ("TTFT, streams", f"{_waits(found.stream_ttft)} · when they asked anew"),
+        ("output", f"{found.output_tokens_per_s:,.1f} tokens/s"),
+        ("prompts", f"{found.prompt_tokens_per_s:,.1f} tokens/s of long prompts"),
+    ]
+    if found.tokens_per_chunk is None:
+        rows.append(("chunks", "taken for tokens: the server did not tell how many tokens an answer had"))
+    elif abs(found.tokens_per_chunk - 1) > 0.02:
+        rows.append(("chunks", f"{found.tokens_per_chunk:.2f} tokens each: a gap is between chunks, not tokens"))
+    return [*rows, ("client", _client(meter))]
+
+
+def _capacity_rows(best: Probe, plan: Plan, meter: Meter) -> list[tuple[str, str]]:
+    limits = plan.limits
+    return [
+        ("load", f"prompts of {plan.prompt} tokens, answers of {plan.output} · Poisson · seed {plan.seed}"),
+        (
+            "capacity",
+            f"[bold]{best.rate:.3g} requests/s[/]{' or more (--max-rate)' if best.rate >= plan.max_rate else ''}",
+        ),
+        ("TTFT", f"p99 {_ms(best.ttft, 'p99_ms')} of {limits.ttft_ms:g} ms"),
+        ("ITL", f"p99 {_ms(best.itl, 'p99_ms')} of {limits.itl_ms:g} ms"),
+        ("goodput", f"{best.good_requests_per_s:.3g} requests/s · {best.good_tokens_per_s:,.1f} tokens/s meet both"),
+        ("requests", f"{best.sent:,} at this rate{'' if best.sent >= 100 else ': p99 is the worst of them'}"),
+        ("client", _client(meter)),
+    ]
+
+
+def _probe_line(probe: Probe) -> str:
+    verdict = "meets" if probe.meets else f"misses: {'; '.join(probe.misses)}"
+    return (
+        f"{probe.rate:8.3g} requests/s · {probe.sent:4} sent, {probe.completed:4} completed"
+        f" · p99 TTFT {_ms(probe.ttft, 'p99_ms')}, ITL {_ms(probe.itl, 'p99_ms')} · {verdict}"
+    )
+
+
+def _picture(run: Run, found: Figures, dialect: Dialect) -> Picture:
+    from legato.bench.plot import Picture
+
+    gaps, settings = run.gaps(), run.settings
+    spans = [(prompt.span_s(run.cut_s), prompt.served_tokens) for prompt in run.long]
+    ends_s = [begin + length - run.start_s for begin, length in zip(gaps.begin_s, gaps.length_s, strict=True)]
+    lengths = " and ".join(f"{tokens:,}" for tokens in settings.prompt_tokens)
+    worst = f"p50 {_ms(found.itl, 'p50_ms')}, p99 {_ms(found.itl, 'p99_ms')}, worst {_ms(found.itl, 'max_ms')}"
+    return Picture(
+        title=f"{dialect.model}: {settings.streams} streams while prompts of {lengths} tokens are read",
+        subtitle=f"Gap before each token: {worst}",
+        duration_s=settings.duration_s,
+        budget_ms=settings.budget_ms,
+        at_s=ends_s,
+        gap_ms=[1e3 * length for length in gaps.length_s],
+        spans=[(sent_s - run.start_s, first_s - run.start_s, tokens) for (sent_s, first_s), tokens in spans],
+    )
+
+
+def _draw(picture: Picture, rows: list[tuple[str, str]], note: str, svg: Path | None, html: Path | None) -> None:
+    from legato.bench.plot import draw_html, draw_svg
+
+    if svg is not None:
+        svg.write_text(draw_svg(picture), encoding="utf-8")
+    if html is not None:
+        html.write_text(draw_html(picture, rows, note), encoding="utf-8")
+
+
+def _document(verb: str, client: Client, dialect: Dialect, meter: Meter, settings: dict[str, Any]) -> dict[str, Any]:
+    """What both documents begin with."""
+    import legato
+
+    return {
+        "bench": verb,
+        "legato": legato.__version__,
+        "server": {"url": str(client.address), **dataclasses.asdict(dialect)},
+        "machine": meter.to_dict(is_local=client.address.is_local),
+        "settings": settings,
+    }
+
+
+def _show(title: str, rows: list[tuple[str, str]]) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"\n{title}\n")
+    for label, text in rows:
+        console.print(f"  [dim]{label:15}[/]{text}")
+    console.print()
+
+
+def _spread(value: Spread | None) -> str:
+    if value is None:
+        return "none"
+    return f"p50 {value.p50_ms:,.1f} ms · p99 {value.p99_ms:,.1f} · worst {value.max_ms:,.1f}"
+
+
+def _waits(value: Spread | None) -> str:
+    return "none" if value is None else f"p50 {value.p50_ms / 1e3:,.2f} s · worst {value.max_ms / 1e3:,.2f} s"
+
+
+def _ms(value: Spread | None, name: str) -> str:
+    return "–" if value is None else f"{getattr(value, name):,.0f} ms"
+
+
+def _client(meter: Meter) -> str:
+    lag = "" if meter.lag is None else f" · woken {meter.lag.p99_ms:.1f} ms late (p99)"
+    steal = "" if meter.steal_share is None else f" · steal {100 * meter.steal_share:.1f} % of this machine"
+    return f"{100 * meter.cores:.0f} % of a core{lag}{steal}"
+
+
+def _date() -> str:
+    return time.strftime("%Y-%m-%d")
+
+
+def _measured_by() -> str:
+    import legato
+
+    return f"legato bench {legato.__version__}"
+
+
+def _check_folder(path: Path | None) -> None:
+    if path is not None and not path.parent.is_dir():
+        raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}; make it first")
