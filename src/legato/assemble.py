@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from legato.config import EngineConfig, format_size
 from legato.core.budget import StepBudget
-from legato.core.policy import FCFS
+from legato.core.policy import POLICIES
 from legato.core.state import SchedulerState
 from legato.engine.loop import Engine
+from legato.engine.pacer import Pacer
 from legato.engine.text import ModelText
 from legato.engine.wire import EngineInfo
 from legato.engine.worker import EngineFactory, ReportProgress
@@ -55,7 +56,8 @@ def build_engine(config: EngineConfig, path: Path, report: ReportProgress) -> tu
         cache_root=root if config.enable_prefix_caching else None,
         host_blocks=host_blocks,
     )
-    engine = Engine(state, loaded.executor, FCFS, budget, time.perf_counter, archive)
+    pacer, promise = _pacer(config, loaded, budget, report)
+    engine = Engine(state, loaded.executor, POLICIES[config.policy], budget, time.perf_counter, archive, pacer)
     footprint = loaded.footprint
     info = EngineInfo(
         max_model_len=loaded.max_model_len,
@@ -73,6 +75,8 @@ def build_engine(config: EngineConfig, path: Path, report: ReportProgress) -> tu
         load_s=time.monotonic() - start_s,
         description=f"{loaded.spec.architecture}, {len(loaded.spec.layers)} layers, vocabulary {loaded.spec.vocab:,}",
         prefix_caching=config.enable_prefix_caching,
+        itl_s=0.0 if pacer is None else pacer.itl_s,
+        promise=promise,
         notice=" · ".join(notice for notice in (swap_notice, archive_notice) if notice),
     )
     return engine, info
@@ -136,6 +140,44 @@ def open_text(config: EngineConfig, path: Path) -> ModelText:
         render=render,
         encode_chat=functools.partial(tokenizer.encode, parse_special=True),
     )
+
+
+# With no gap asked for: so many times a step of so many streams at such a context.
+_AUTO_STEPS, _AUTO_STREAMS, _AUTO_CONTEXT = 5, 16, 1024
+_CALIBRATION_S = 5.0
+
+
+def _pacer(
+    config: EngineConfig, loaded: LoadedModel, budget: StepBudget, report: ReportProgress
+) -> tuple[Pacer | None, str]:
+    """What keeps the gap between tokens, if one is wanted, and what it promises. Times steps if it has not before."""
+    if config.itl_ms is None:
+        return None, ""
+    from legato.core.promise import decode_seconds, prompt_seconds
+    from legato.core.tracker import CostTracker
+    from legato.exec.cost_file import load_or_calibrate
+    from legato.models.home import legato_home
+
+    found = load_or_calibrate(
+        loaded,
+        budget,
+        {"activations": config.activations, "kv_dtype": config.kv_dtype},
+        legato_home() / "steps",
+        limit_s=_CALIBRATION_S,
+        progress=lambda done, total: report("timing steps", done, total),
+    )
+    streams = min(_AUTO_STREAMS, config.max_num_seqs)
+    context = min(_AUTO_CONTEXT, loaded.max_model_len - 1)
+    decode_s = decode_seconds(found.cost, streams, context)
+    itl_s = config.itl_ms / 1000 if config.itl_ms else _AUTO_STEPS * decode_s
+    pacer = Pacer(
+        CostTracker(found.cost, found.samples), itl_s=itl_s, prefill_share=config.prefill_share, prefer=config.prefer
+    )
+    prompt_tokens = min(4000, loaded.max_model_len - 1)
+    beside = min(8, config.max_num_seqs - 1)
+    answer_s = prompt_seconds(pacer.tracker.safe, itl_s, budget.max_tokens, prompt_tokens, beside, context)
+    promise = f"a token every {1000 * itl_s:.0f} ms; beside {beside} streams, a prompt of {prompt_tokens:,} tokens"
+    return pacer, f"{promise} is answered after {answer_s:.1f} s"
 
 
 # Blocks read from disk pass through host memory: room for as many as this, or as one sequence has.

@@ -11,6 +11,9 @@ from legato.errors import ConfigError
 KvDtype = Literal["f16", "f32"]
 Activations = Literal["int8", "bf16", "f32"]
 Quantize = Literal["int8", "int4"]
+Prefer = Literal["itl", "ttft"]
+PolicyName = Literal["fcfs", "slo"]
+AUTO_ITL = 0.0
 
 DEFAULT_MODEL = "smollm2-135m"
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
@@ -30,6 +33,10 @@ class EngineConfig:
     `kv_dtype`: numbers in the KV pool. `block_tokens`: tokens of a KV block, a multiple of 16.
     `activations`: what the inputs of quantised weights are multiplied as: int8, integers with a scale for each 32; bf16
     (needs AMX), faster for prompts and many streams, slower for one stream; f32, for comparison with references.
+    `itl_ms`: the longest gap wanted between two tokens of a stream; each step gets as many prompt tokens as fit. 0: by
+    what a decode step takes on this machine; None: steps are bounded by their tokens alone. `prefill_share`: of that
+    gap, what prompts have at least. `prefer`: which of the two gives way when both cannot hold. `policy`: fcfs, first
+    come first served; slo, the shortest prompt first, where waiting counts.
     `enable_prefix_caching`: keeps the KV of what was computed, for prompts that begin alike. `swap_space_bytes`: host
     memory for KV that the pool has to give up, used if copying is quicker than computing. `kv_cache_dir`: a folder, of
     `kv_cache_bytes` at most, where KV outlives the process.
@@ -45,6 +52,10 @@ class EngineConfig:
     kv_memory_bytes: int | None = None
     kv_dtype: KvDtype = "f16"
     block_tokens: int = 32
+    itl_ms: float | None = None
+    prefill_share: float = 0.2
+    prefer: Prefer = "itl"
+    policy: PolicyName = "slo"
     enable_prefix_caching: bool = True
     swap_space_bytes: int = 0
     kv_cache_dir: str | None = None
@@ -79,7 +90,17 @@ class EngineConfig:
             )
         if self.kv_tokens is not None and self.kv_memory_bytes is not None:
             raise ConfigError("kv_tokens and kv_memory both size the KV pool; give one of them")
-        for name, choices in (("kv_dtype", KvDtype), ("activations", Activations), ("quantize", Quantize)):
+        if self.itl_ms is not None and not (self.itl_ms == AUTO_ITL or 1.0 <= self.itl_ms <= 600_000.0):
+            raise ConfigError(f"itl_ms is {self.itl_ms:g}; it must be from 1 to 600,000 milliseconds")
+        if not 0.0 <= self.prefill_share <= 0.9:
+            raise ConfigError(f"prefill_share is {self.prefill_share:g}; it must be from 0 to 0.9")
+        for name, choices in (
+            ("kv_dtype", KvDtype),
+            ("activations", Activations),
+            ("quantize", Quantize),
+            ("prefer", Prefer),
+            ("policy", PolicyName),
+        ):
             value = getattr(self, name)
             if value not in get_args(choices) and not (name == "quantize" and value is None):
                 raise ConfigError(f"{name} is '{value}'; it must be one of {', '.join(get_args(choices))}")

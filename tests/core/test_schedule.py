@@ -31,6 +31,8 @@ class At:
     priority: int = 0
     preemptions: int = 0
     overtaken: int = 0
+    arrival_s: float = 0.0
+    last_token_s: float = 0.0
     prefix: Prefix = NOTHING
 
     @property

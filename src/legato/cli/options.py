@@ -13,6 +13,7 @@ from legato.config import DEFAULT_MODEL
 from legato.engine.worker import ReportProgress
 
 _ENGINE = "Engine"
+_PACE = "Pace"
 
 Model = Annotated[
     str, typer.Argument(help="A GGUF file, a safetensors folder, a hub id (org/name) or an alias: legato pull --list")
@@ -23,6 +24,15 @@ StepTokens = Annotated[
         "--max-num-batched-tokens",
         help="The step budget: tokens computed together, decodes first, then chunks of prompts. Smaller keeps streams"
         " smoother, larger reads prompts faster.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+MostStepTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--max-num-batched-tokens",
+        help="Tokens of one step, decodes and chunks of prompts together, at most.",
+        show_default="512",
         rich_help_panel=_ENGINE,
     ),
 ]
@@ -68,6 +78,32 @@ Quantize = Annotated[
 ]
 BlockTokens = Annotated[
     int, typer.Option("--block-tokens", help="Tokens of a KV block; a multiple of 16.", rich_help_panel=_ENGINE)
+]
+ItlMs = Annotated[
+    float | None,
+    typer.Option(
+        "--itl-ms",
+        help="The longest gap wanted between two tokens of a stream, in milliseconds. The chunks of prompts are chosen"
+        " for it, step by step, from what steps take on this machine.",
+        show_default="from this machine's decode step; none with --max-num-batched-tokens",
+        rich_help_panel=_PACE,
+    ),
+]
+PrefillShare = Annotated[
+    float,
+    typer.Option("--prefill-share", help="Of that gap, what prompts have at least.", rich_help_panel=_PACE),
+]
+PreferOption = Annotated[
+    Literal["itl", "ttft"],
+    typer.Option("--prefer", help="What is kept when gap and share cannot both be.", rich_help_panel=_PACE),
+]
+PolicyOption = Annotated[
+    Literal["fcfs", "slo"],
+    typer.Option(
+        "--policy",
+        help="fcfs: prompts in order of arrival; slo: the shortest first, where waiting counts.",
+        rich_help_panel=_PACE,
+    ),
 ]
 PrefixCaching = Annotated[
     bool,

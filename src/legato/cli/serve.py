@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from legato.cli import options
-from legato.config import DEFAULT_MODEL, EngineConfig, format_size, parse_size
+from legato.config import AUTO_ITL, DEFAULT_MODEL, EngineConfig, format_size, parse_size
 from legato.errors import EngineError
 
 if TYPE_CHECKING:
@@ -29,7 +29,11 @@ def serve(
     served_model_name: Annotated[
         str | None, typer.Option(help="The name clients use.", show_default="the alias, or the file's name")
     ] = None,
-    max_num_batched_tokens: options.StepTokens = 512,
+    itl_ms: options.ItlMs = None,
+    prefill_share: options.PrefillShare = 0.2,
+    prefer: options.PreferOption = "itl",
+    policy: options.PolicyOption = "slo",
+    max_num_batched_tokens: options.MostStepTokens = None,
     max_num_seqs: options.Sequences = 64,
     max_model_len: options.ModelLength = None,
     kv_memory: options.KvMemory = None,
@@ -53,11 +57,17 @@ def serve(
 
     [bold]legato serve ./model.gguf --port 9000[/bold] · your own file
 
-    [bold]legato serve gemma3-270m --max-num-batched-tokens 256[/bold] · shorter steps, smoother streams
+    [bold]legato serve gemma3-270m --itl-ms 60[/bold] · a token at least every 60 ms, whatever else arrives
+
+    [bold]legato serve --max-num-batched-tokens 256[/bold] · a fixed budget in tokens, as vLLM has it
     """
     config = EngineConfig(
         model=model,
-        max_num_batched_tokens=max_num_batched_tokens,
+        itl_ms=AUTO_ITL if itl_ms is None and max_num_batched_tokens is None else itl_ms,
+        prefill_share=prefill_share,
+        prefer=prefer,
+        policy=policy,
+        max_num_batched_tokens=max_num_batched_tokens or 512,
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,
         kv_tokens=kv_tokens,
@@ -184,6 +194,7 @@ def _banner(config: EngineConfig, info: EngineInfo, name: str, address: str) -> 
     quantised = "" if config.quantize is None else f", quantised to {config.quantize}"
     rows = [
         ("model", f"[bold]{name}[/] · {info.description}{quantised}, loaded in {info.load_s:.1f} s"),
+        *([("pace", info.promise)] if info.promise else []),
         ("step", f"{info.max_num_batched_tokens} tokens: decodes first, then prompt chunks · {info.threads} threads"),
         (
             "limits",

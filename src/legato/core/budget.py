@@ -1,10 +1,50 @@
-"""`StepBudget`: how much one step may do."""
+"""`StepBudget`: how much one step may do, in tokens and in time."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
+from legato.core.cost import StepCost
+from legato.core.view import Progress
 from legato.errors import ConfigError
+
+Prefer = Literal["itl", "ttft"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """How long the next step may take. Seconds; `now_s` on the clock that `Progress.last_token_s` is read from.
+
+    `cost`: predictions to plan with, their margin included. `itl_s`: the longest gap wanted between two tokens of a
+    stream. `prefill_share`: of that gap, what prompts are to have at least. `prefer`: which of the two gives way when
+    both cannot hold: with "itl" prompts do, down to `least_rows` a step, with "ttft" the gap does.
+    """
+
+    cost: StepCost
+    now_s: float
+    itl_s: float
+    prefill_share: float = 0.2
+    prefer: Prefer = "itl"
+    least_rows: int = 1
+
+    def step_seconds(self, decodes: Sequence[Progress], decode_s: float) -> float:
+        """Seconds until the first of `decodes`, which alone take `decode_s`, is late. Endless if nobody decodes.
+
+        Or longer, if prompts would have less than their share and are to have it.
+        """
+        if not decodes:
+            return math.inf
+        left_s = min(r.last_token_s for r in decodes) + self.itl_s - self.now_s
+        prompts_s = self.prefill_share * self.itl_s
+        return left_s if self.prefer == "itl" else max(left_s, decode_s + prompts_s)
+
+    @property
+    def most_decode_s(self) -> float:
+        """What a step of decodes alone may take, so that both the gap and the share of prompts can hold."""
+        return (1.0 - self.prefill_share) * self.itl_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,11 +54,13 @@ class StepBudget:
     `max_seqs <= max_tokens`, so that every decode fits in every step, and one token is left for a prefill whenever
     there is one. `prompt_logit_rows`: rows whose logits a step may compute for the log-probabilities of prompts, at
     least 1: memory for logits does not grow with a prompt. Raises ConfigError, with the numbers, otherwise.
+    `time`: how long the step may take; None: as long as its tokens do.
     """
 
     max_tokens: int = 512
     max_seqs: int = 64
     prompt_logit_rows: int = 64
+    time: StepTime | None = None
 
     def __post_init__(self) -> None:
         if self.max_seqs < 1:
@@ -30,6 +72,11 @@ class StepBudget:
             )
         if self.prompt_logit_rows < 1:
             raise ConfigError(f"prompt_logit_rows is {self.prompt_logit_rows}; 1 is the least that scores a prompt")
+
+    @property
+    def now_s(self) -> float:
+        """When the step is planned; 0 where time does not count."""
+        return 0.0 if self.time is None else self.time.now_s
 
     @property
     def logit_rows(self) -> int:

@@ -1,42 +1,51 @@
-"""Who goes first. A policy is four small functions; `plan_step` does the rest, so no policy can break a promise."""
+"""Who goes first. A policy is three small functions; `plan_step` does the rest, so no policy can break a promise."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from legato.core.view import Progress
+
+AGEING_TOKENS_S = 500.0
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
     """Orders, each from first to last.
 
-    `prefills`: which prefill in progress gets tokens first. `admissions`: which waiting request enters first; lazy,
-    since the queue may be long, of which `lookahead` are read a step at most. `victims`: which running request is
-    preempted first; the last one never is.
+    `prompts`: prefills in progress and the front of the queue, `lookahead` of it at most, in the order in which they
+    get the step's tokens; the third argument is the time in seconds. `victims`: which running request is preempted
+    first; the last one never is.
     `spare_blocks`: free blocks that an admission leaves to so many requests already admitted, so that their next
     decodes need not preempt whoever has just come in.
     `overtakes`: how often a request that does not fit may see one behind it admitted; never, once it was preempted.
     """
 
     name: str
-    prefills: Callable[[Sequence[Progress]], Iterable[Progress]]
-    admissions: Callable[[Collection[Progress]], Iterable[Progress]]
+    prompts: Callable[[Sequence[Progress], Iterable[Progress], float], Iterable[Progress]]
     victims: Callable[[Sequence[Progress]], Iterable[Progress]]
     spare_blocks: Callable[[int], int]
     lookahead: int = 32
     overtakes: int = 8
 
 
-def as_admitted(requests: Collection[Progress]) -> Iterable[Progress]:
-    """In the order of the view."""
-    return requests
+def first_come(prefills: Sequence[Progress], waiting: Iterable[Progress], now_s: float) -> Iterable[Progress]:
+    """What is in progress by priority, then in the order of admission; then the queue as it stands."""
+    return chain(sorted(prefills, key=lambda r: r.priority), waiting)
 
 
-def important_first(requests: Sequence[Progress]) -> Iterable[Progress]:
-    """By priority, then in the order of admission."""
-    return sorted(requests, key=lambda r: r.priority)
+def shortest_first(prefills: Sequence[Progress], waiting: Iterable[Progress], now_s: float) -> Iterable[Progress]:
+    """By priority, then whoever has the fewest tokens left, where waiting counts: `AGEING_TOKENS_S` for each second.
+
+    A short prompt does not wait for a long one, and a long one is first among all that come later than its length over
+    `AGEING_TOKENS_S`: nobody starves.
+    """
+    return sorted(
+        chain(prefills, waiting),
+        key=lambda r: (r.priority, r.known - r.scheduled - AGEING_TOKENS_S * (now_s - r.arrival_s), r.rank),
+    )
 
 
 def newest_first(requests: Sequence[Progress]) -> Iterable[Progress]:
@@ -57,6 +66,6 @@ def one_block_each(admitted: int) -> int:
     return admitted
 
 
-FCFS = Policy(
-    "fcfs", prefills=important_first, admissions=as_admitted, victims=newest_first, spare_blocks=one_block_each
-)
+FCFS = Policy("fcfs", prompts=first_come, victims=newest_first, spare_blocks=one_block_each)
+SLO = Policy("slo", prompts=shortest_first, victims=newest_first, spare_blocks=one_block_each)
+POLICIES = {policy.name: policy for policy in (FCFS, SLO)}

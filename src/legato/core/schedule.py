@@ -8,6 +8,7 @@ from itertools import islice
 from legato.core.budget import StepBudget
 from legato.core.plan import StepPlan
 from legato.core.policy import Policy
+from legato.core.room import Room
 from legato.core.view import Progress, SchedulerView
 from legato.errors import ConfigError
 
@@ -52,41 +53,35 @@ def plan_step(view: SchedulerView, budget: StepBudget, policy: Policy) -> StepPl
     counts = [1] * len(decodes)
     samples = [True] * len(decodes)
     scores: list[tuple[int, int, int]] = []
-    left_tokens = budget.max_tokens - len(decodes)
-    left_scores = budget.prompt_logit_rows
+    room = Room(budget, decodes, prefills)
 
     def pack(request: Progress, start: int) -> None:
-        nonlocal left_tokens, left_scores
-        known = request.known
-        stop = min(known, start + left_tokens)
-        if request.scored < min(stop, request.score_stop):
-            scored = min(stop, request.score_stop, request.scored + left_scores)
-            if scored < request.score_stop:
-                stop = scored
-            if scored > request.scored:
-                scores.append((request.request_id, request.scored, scored))
-                left_scores -= scored - request.scored
-        if stop > start:
-            request_ids.append(request.request_id)
-            starts.append(start)
-            counts.append(stop - start)
-            samples.append(stop == known)
-            left_tokens -= stop - start
+        stop = room.stop(request, start)
+        if stop == start:
+            return
+        first, last = room.take(request, start, stop)
+        request_ids.append(request.request_id)
+        starts.append(start)
+        counts.append(stop - start)
+        samples.append(stop == request.known)
+        if last > first:
+            scores.append((request.request_id, first, last))
 
-    for request in policy.prefills(prefills):
-        if not left_tokens:
-            break
-        pack(request, request.scheduled)
-
-    # Whoever was just preempted stands near the front of the queue: nobody enters over his head.
     admitted: list[int] = []
-    overtaken: list[int] = []
+    misfits: list[int] = []
+    overtaken: tuple[int, ...] = ()
     entering: set[bytes] = set()  # the first block that each of `admitted` does not find in the pool
+    # Whoever was just preempted stands near the front of the queue: nobody enters over his head.
     left_seqs = 0 if victims else budget.max_seqs - len(running)
-    waiting = policy.admissions(view.waiting) if left_tokens and left_seqs > 0 and view.waiting else ()
-    for request in islice(waiting, policy.lookahead):
-        if request.scored < request.score_stop and not left_scores:
-            continue  # it enters when those before it are scored
+    queue = islice(view.waiting, policy.lookahead) if left_seqs > 0 else ()
+    for request in policy.prompts(prefills, queue, budget.now_s) if room.tokens else ():
+        if not room.tokens:
+            break
+        if request.covered:
+            pack(request, request.scheduled)
+            continue
+        if not left_seqs or (request.scored < request.score_stop and not room.scores):
+            continue  # it enters when those before it are done, or scored
         prefix = view.prefix(request.request_id)
         if prefix.awaited or prefix.next_key in entering:
             continue  # somebody computes what it needs next: it enters when that is there
@@ -95,23 +90,24 @@ def plan_step(view: SchedulerView, budget: StepBudget, policy: Policy) -> StepPl
         inside = len(running) + len(admitted)
         if blocks + (policy.spare_blocks(inside) if inside else 0) > free_blocks:
             if request.preemptions or request.overtaken >= policy.overtakes:
-                overtaken.clear()
-                break
-            overtaken.append(request.request_id)
+                left_seqs = 0
+            else:
+                misfits.append(request.request_id)
             continue
+        # A block that is copied back counts as a row: it takes about the time of one.
+        stored_blocks = min(prefix.stored_blocks, room.tokens - 1)
+        start = (prefix.blocks + stored_blocks) * view.block_tokens
+        if not room.lets_in(request, start):
+            left_seqs = 0
+            continue
+        room.tokens -= stored_blocks
         free_blocks -= blocks
         admitted.append(request.request_id)
         if prefix.next_key is not None:
             entering.add(prefix.next_key)
-        # A block that is copied back counts as a row: it takes about the time of one.
-        stored_blocks = min(prefix.stored_blocks, left_tokens - 1)
-        left_tokens -= stored_blocks
-        pack(request, (prefix.blocks + stored_blocks) * view.block_tokens)
-        left_seqs -= 1
-        if overtaken or not left_tokens or not left_seqs:
-            break
-    else:
-        overtaken.clear()  # nobody behind them was admitted
+        pack(request, start)
+        overtaken = tuple(misfits)
+        left_seqs = 0 if misfits else left_seqs - 1
 
     return StepPlan(
         view.next_step,
@@ -122,7 +118,7 @@ def plan_step(view: SchedulerView, budget: StepBudget, policy: Policy) -> StepPl
         tuple(admitted),
         tuple(victims),
         len(decodes),
-        tuple(overtaken),
+        overtaken,
         tuple(scores),
     )
 

@@ -20,6 +20,7 @@ class Slot:
     """
 
     __slots__ = (
+        "arrival_s",
         "blocks",
         "cached_tokens",
         "chain",
@@ -29,6 +30,7 @@ class Slot:
         "first_stop",
         "in_flight",
         "known",
+        "last_token_s",
         "limit",
         "overtaken",
         "preemptions",
@@ -50,6 +52,7 @@ class Slot:
         self.request_id = request.request_id
         self.priority = request.priority
         self.rank = rank  # how many were submitted before it
+        self.arrival_s = self.last_token_s = request.arrival_s
         self.tokens = array("i", request.prompt)
         self.blocks: list[int] = []
         self.known = len(request.prompt)

@@ -204,8 +204,10 @@ class SchedulerState:
         self._flights.append(Flight(plan, slots, stops, moves))
         self.next_step += 1
 
-    def commit(self, result: StepResult) -> tuple[Finished, ...]:
+    def commit(self, result: StepResult, now_s: float = 0.0) -> tuple[Finished, ...]:
         """Takes in the tokens of the oldest step in flight, moves `computed`; returns the requests that end with it.
+
+        `now_s`: when the tokens are there; where time does not count, any number.
 
         `emitted` is then the part of `result` to hand out: all of it, but for requests that ended meanwhile.
         Cost: O(rows of the plan). Raises EngineError, and changes nothing, if `result` is not that step's.
@@ -222,6 +224,7 @@ class SchedulerState:
             if sample:
                 # Also for a request that has ended: a step planned ahead may compute this token.
                 slot.tokens.append(result.token_ids[column])
+                slot.last_token_s = now_s
             if slot.request_id not in flight.preempted:
                 slot.computed = stop
                 if stop >= (slot.published + 1) * block_tokens:

@@ -49,6 +49,14 @@ class Progress(Protocol):
         """Steps in flight that contain it: its blocks come back only once they are committed."""
 
     @property
+    def arrival_s(self) -> float:
+        """When it came, on the engine's clock."""
+
+    @property
+    def last_token_s(self) -> float:
+        """When its newest token was committed, on the engine's clock; its arrival before the first."""
+
+    @property
     def priority(self) -> int:
         """As the request has it: the lower, the more important."""
 

@@ -9,8 +9,10 @@ from legato.core.plan import PromptLogprobs, StepPlan, TokenLogprobs
 from legato.core.policy import Policy
 from legato.core.request import Finished, Request
 from legato.core.schedule import plan_step
+from legato.core.shape import StepShape
 from legato.core.state import SchedulerState
 from legato.core.trace import StepRecord, StepTrace
+from legato.engine.pacer import Pacer
 from legato.engine.ports import Archive, Clock, Executor, Fetch
 from legato.errors import EngineError, RequestError
 
@@ -40,7 +42,8 @@ class Engine:
     """Drives one executor with one scheduler state. Every accepted request ends in exactly one `Finished`.
 
     Not for use from two threads. `submit` and `abort` come between steps, and take effect with the next one. With an
-    `archive`, what it has of a prompt is fetched before the request joins the queue; all others go on meanwhile.
+    `archive`, what it has of a prompt is fetched before the request joins the queue; all others go on meanwhile. With a
+    `pacer`, steps end when running streams are due; without, their tokens alone bound them.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Engine:
         budget: StepBudget,
         clock: Clock,
         archive: Archive | None = None,
+        pacer: Pacer | None = None,
     ) -> None:
         self.state = state
         self.policy = policy
@@ -59,6 +63,7 @@ class Engine:
         self._executor = executor
         self._clock = clock
         self._aborted: list[Finished] = []
+        self.pacer = pacer
         self._archive = archive
         self._fetching: dict[int, tuple[Request, Fetch]] = {}
         if archive is not None:
@@ -108,10 +113,13 @@ class Engine:
         if not state.has_work:
             return StepEvents((), (), (), aborted, None)
         started_s = self._clock()
-        plan = plan_step(state, self.budget, self.policy)
+        pacer = self.pacer
+        budget = self.budget if pacer is None else pacer.budget(self.budget, started_s)
+        plan = plan_step(state, budget, self.policy)
         assert plan.request_ids, "there is work, and the plan is empty"
         state.apply(plan)
         cached = tuple((i, found) for i in plan.admit if (found := state.cached_prompt_tokens(i)))
+        shape = None if pacer is None else StepShape.of(plan, pacer.tracker.cost.attention, state.request)
         planned_s = self._clock()
         finished = self._carry_out(plan)
         emitted = state.emitted
@@ -127,6 +135,8 @@ class Engine:
             state.free_blocks,
         )
         self.trace.append(record)
+        if pacer is not None and shape is not None:
+            pacer.observe(shape, record.step_s)
         return StepEvents(
             emitted.request_ids,
             emitted.token_ids,
@@ -148,7 +158,7 @@ class Engine:
         except Exception as error:  # whatever a backend raises: its requests end, the engine does not
             return self.state.abort_steps(f"step {plan.step} failed: {type(error).__name__}: {error}")
         try:
-            return self.state.commit(result)
+            return self.state.commit(result, self._clock())
         except EngineError as error:
             return self.state.abort_steps(str(error))
 

@@ -157,6 +157,15 @@ class EngineMetrics:
         scalar("legato_kv_blocks", "gauge", "KV blocks in the pool.", info.kv_blocks)
         scalar("legato_kv_free_blocks", "gauge", "KV blocks not in use.", max(last.free_blocks, 0))
         scalar("vllm:num_preemptions_total", "counter", "Sequences preempted.", self.preemptions)
+        if info.itl_s:
+            for name, text, value in (
+                ("legato_itl_budget_seconds", "The gap between tokens that steps are planned for.", info.itl_s),
+                ("legato_step_prediction_error_median", "Of the last 512 steps, relative.", last.pace.median_error),
+                ("legato_step_prediction_error_p95", "95 percent of steps are nearer.", last.pace.p95_error),
+                ("legato_step_prediction_margin", "Predictions are planned with so much more.", last.pace.margin),
+                ("legato_machine_slowdown", "Steps take so many times what they took at first.", last.pace.scale),
+            ):
+                scalar(name, "gauge", text, value)
         cache, block_bytes = last.cache, info.kv_block_bytes
         hit_rate = cache.hit_tokens / cache.queried_tokens if cache.queried_tokens else 0.0
         for name, kind, text, value in (

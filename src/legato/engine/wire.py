@@ -24,7 +24,8 @@ class EngineInfo(msgspec.Struct, frozen=True):
     """What an engine is, once it is ready. Sizes in tokens, blocks and bytes.
 
     The bytes are predicted before anything is allocated: `peak_bytes` is of the whole engine process. `notice`: what
-    the user should know of how options were understood.
+    the user should know of how options were understood. `itl_s`: the gap between tokens that steps are planned for, 0
+    if they are not; `promise`: what that means at this machine's speed.
     """
 
     max_model_len: int
@@ -43,6 +44,8 @@ class EngineInfo(msgspec.Struct, frozen=True):
     description: str = ""
     prefix_caching: bool = True
     notice: str = ""
+    itl_s: float = 0.0
+    promise: str = ""
 
     @property
     def kv_block_bytes(self) -> int:
@@ -77,6 +80,15 @@ class CacheStats(msgspec.Struct, array_like=True, frozen=True):
     overtakes: int = 0
 
 
+class PaceStats(msgspec.Struct, array_like=True, frozen=True):
+    """How steps were foreseen lately: see `engine.pacer.Pace`."""
+
+    margin: float = 0.0
+    scale: float = 0.0
+    median_error: float = 0.0
+    p95_error: float = 0.0
+
+
 class StepStats(msgspec.Struct, array_like=True, frozen=True):
     """One step in numbers. `rows` 0: nothing was computed (an abort, say, changed the counts).
 
@@ -94,6 +106,7 @@ class StepStats(msgspec.Struct, array_like=True, frozen=True):
     free_blocks: int = -1
     preempted: int = 0
     cache: CacheStats = CacheStats()
+    pace: PaceStats = PaceStats()
 
 
 LogprobEntry = tuple[float, list[tuple[int, float]], int]

@@ -24,6 +24,7 @@ from legato.engine.wire import (
     EngineInfo,
     EngineSocket,
     Failed,
+    PaceStats,
     Progress,
     Ready,
     Rejected,
@@ -94,11 +95,17 @@ def _stats(engine: Engine, record: StepRecord | None, gap_s: float) -> StepStats
     state = engine.state
     counts = (len(state.running), len(state.waiting), state.free_blocks)
     cache = _cache_stats(state)
+    pace = PaceStats()
+    if engine.pacer is not None:
+        now = engine.pacer.pace
+        pace = PaceStats(now.margin, now.scale, now.median_error, now.p95_error)
     if record is None:
-        return StepStats(state.next_step, 0.0, gap_s, 0, 0, *counts, cache=cache)
+        return StepStats(state.next_step, 0.0, gap_s, 0, 0, *counts, cache=cache, pace=pace)
     plan = record.plan
     rows = (plan.rows, plan.rows - plan.decodes)
-    return StepStats(plan.step, record.step_s, gap_s, *rows, *counts, preempted=len(plan.preempt), cache=cache)
+    return StepStats(
+        plan.step, record.step_s, gap_s, *rows, *counts, preempted=len(plan.preempt), cache=cache, pace=pace
+    )
 
 
 def _cache_stats(state: SchedulerState) -> CacheStats:

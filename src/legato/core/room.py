@@ -1,0 +1,75 @@
+"""`Room`: what a step still has place for while it is planned: tokens, seconds, logits of prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from legato.core.budget import StepBudget
+from legato.core.shape import StepShape
+from legato.core.view import Progress
+
+_NO_WORK = StepShape()
+
+
+class Room:
+    """Begins with a step's decodes, which are in it whatever they take; gives out the rest to prompts, row by row.
+
+    Local to one call of `plan_step`: nothing outlives it.
+    """
+
+    __slots__ = ("_next", "_now", "_seconds", "_time", "scores", "tokens")
+
+    def __init__(self, budget: StepBudget, decodes: Sequence[Progress], prefills: Sequence[Progress]) -> None:
+        self.tokens = budget.max_tokens - len(decodes)
+        self.scores = budget.prompt_logit_rows
+        self._time = time = budget.time
+        self._now = self._next = _NO_WORK  # this step as far as it is planned; one in which all inside decode
+        if time is not None:
+            attention = time.cost.attention
+            self._now = StepShape.of_decodes([r.scheduled for r in decodes], attention)
+            self._next = StepShape.of_decodes(
+                [*(r.scheduled for r in decodes), *(r.known for r in prefills)], attention
+            )
+            self._seconds = time.step_seconds(decodes, time.cost.predict(self._now))
+
+    def stop(self, request: Progress, start: int) -> int:
+        """One past the last row, from `start` on, that `request` may compute in this step; `start` if none.
+
+        The first prompt of a step has at least `StepTime.least_rows`, whatever time they take: it goes on.
+        """
+        stop = min(request.known, start + self.tokens)
+        if request.scored < min(stop, request.score_stop):
+            scored = min(stop, request.score_stop, request.scored + self.scores)
+            if scored < request.score_stop:
+                stop = scored
+        time = self._time
+        if time is None or stop <= start:
+            return max(stop, start)
+        at_least = time.least_rows if self._now.rows == self._now.sequences else 0
+        rows = time.cost.rows_within(self._now, start, stop - start, self._seconds, int(stop == request.known))
+        return start + max(rows, min(at_least, stop - start))
+
+    def take(self, request: Progress, start: int, stop: int) -> tuple[int, int]:
+        """Gives rows `[start, stop)` to `request`. Returns the rows `[first, last)` of these that are scored."""
+        self.tokens -= stop - start
+        first, last = request.scored, max(request.scored, min(stop, request.score_stop))
+        self.scores -= last - first
+        if self._time is not None:
+            logit_rows = last - first + (stop == request.known)
+            self._now = self._now.with_chunk(self._time.cost.attention, start, stop - start, logit_rows)
+        return first, last
+
+    def lets_in(self, request: Progress, start: int) -> bool:
+        """Whether `request` may enter: there is time for a row of it, and one more that decodes leaves streams their
+        time and prompts their share. Counts it in, if so. Whoever comes first is always let in.
+        """
+        time = self._time
+        if time is None:
+            return True
+        if self.stop(request, start) == start:
+            return False
+        then = self._next.with_chunk(time.cost.attention, request.known, 1, 1)
+        if self._next.rows and time.cost.predict(then) > time.most_decode_s:
+            return False
+        self._next = then
+        return True

@@ -1,0 +1,67 @@
+"""`Pacer`: from the gap that streams may see to the time of each step, and back from what steps took."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from legato.core.budget import Prefer, StepBudget, StepTime
+from legato.core.shape import StepShape
+from legato.core.tracker import CostTracker
+
+# Errors are looked up so often: they are sorted out of the last steps, 50 microseconds each time.
+_ERRORS_EVERY = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How well steps are foreseen now. Errors are relative; `scale`: the machine now, over the one first measured."""
+
+    itl_s: float
+    margin: float
+    scale: float
+    median_error: float = 0.0
+    p95_error: float = 0.0
+
+
+class Pacer:
+    """Gives each step its `StepTime`, from predictions that follow the machine.
+
+    `itl_s`: the longest gap wanted between two tokens of a stream. `prefill_share`, `prefer`: see `StepTime`.
+    `slack_s`: what lies between two steps and after the last of the planned work: sending, receiving.
+    """
+
+    def __init__(
+        self,
+        tracker: CostTracker,
+        *,
+        itl_s: float,
+        prefill_share: float = 0.2,
+        prefer: Prefer = "itl",
+        slack_s: float = 0.0005,
+    ) -> None:
+        self.tracker = tracker
+        self.itl_s = itl_s
+        self.prefill_share = prefill_share
+        self.prefer: Prefer = prefer
+        self._slack_s = slack_s
+        self._steps = 0
+        self._errors = (0.0, 0.0)
+
+    def budget(self, budget: StepBudget, now_s: float) -> StepBudget:
+        """`budget` for a step that is planned at `now_s`."""
+        time = StepTime(self.tracker.safe, now_s, max(0.0, self.itl_s - self._slack_s), self.prefill_share, self.prefer)
+        return dataclasses.replace(budget, time=time)
+
+    def observe(self, shape: StepShape, seconds: float) -> None:
+        """Learns what a step took, from its planning to its commit."""
+        self.tracker.observe(shape, seconds)
+        self._steps += 1
+        if self._steps % _ERRORS_EVERY == 0:
+            self._errors = (self.tracker.median_error, self.tracker.p95_error)
+
+    @property
+    def pace(self) -> Pace:
+        """For metrics. The errors are at most 32 steps old."""
+        tracker = self.tracker
+        return Pace(self.itl_s, tracker.margin, tracker.cost.scale, *self._errors)

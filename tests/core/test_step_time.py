@@ -1,0 +1,174 @@
+"""Planning in milliseconds, on a machine whose steps take exactly what is predicted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from benchmarks.scheduler import sampled
+from tests.core.drive import Driver, prompt_of, request_of
+
+from legato.core.budget import Prefer, StepBudget, StepTime
+from legato.core.cost import Curve, StepCost
+from legato.core.plan import StepPlan
+from legato.core.policy import FCFS, SLO, Policy
+from legato.core.promise import prompt_seconds
+from legato.core.request import Request, StopRule
+from legato.core.schedule import plan_step
+from legato.core.shape import Attention, StepShape
+
+# 4 ms a step, 0.25 ms a row, a microsecond for each 10 keys behind a row.
+MACHINE = StepCost(Attention(), rows=Curve((1,), (0.004,), 0.00025), pair_s=1e-7)
+
+
+class Timed(Driver):
+    """A driver with a clock: a step takes what `MACHINE` says. `gaps`: of each request, in seconds."""
+
+    def __init__(self, *, itl_s: float, prefer: Prefer = "itl", policy: Policy = SLO, max_seqs: int = 64) -> None:
+        super().__init__(blocks=4000, block_tokens=16, max_tokens=512, max_seqs=max_seqs, policy=policy)
+        self.time = StepTime(MACHINE, 0.0, itl_s, prefer=prefer)
+        self.plain = self.budget
+        self.now_s = 0.0
+        self.last_s: dict[int, float] = {}
+        self.first_s: dict[int, float] = {}
+        self.gaps: dict[int, list[float]] = {}
+
+    def arrive(self, request: Request) -> None:
+        self.submit(replace(request, arrival_s=self.now_s))
+
+    def tick(self) -> StepPlan:
+        self.budget = replace(self.plain, time=replace(self.time, now_s=self.now_s))
+        plan = plan_step(self.state, self.budget, self.policy)
+        self.state.apply(plan)
+        result = sampled(plan)
+        self.now_s += MACHINE.predict(StepShape.of(plan, MACHINE.attention))
+        self.note(self.state.commit(result, self.now_s))
+        for request_id in self.state.emitted.request_ids:
+            if request_id in self.last_s:
+                self.gaps.setdefault(request_id, []).append(self.now_s - self.last_s[request_id])
+            self.first_s.setdefault(request_id, self.now_s)
+            self.last_s[request_id] = self.now_s
+        return plan
+
+    def tick_until(self, request_id: int, most: int = 5000) -> None:
+        for _ in range(most):
+            if request_id in self.first_s:
+                return
+            self.tick()
+        raise AssertionError(f"request {request_id} has no token after {most} steps")
+
+
+def streams(driver: Timed, count: int, tokens: int = 100_000) -> None:
+    for i in range(count):
+        driver.arrive(Request(i, prompt_of(8, i), stop=StopRule(tokens)))
+    while len(driver.first_s) < count:
+        driver.tick()
+    driver.gaps.clear()
+
+
+@pytest.mark.parametrize("itl_s", [0.02, 0.06, 0.2])
+def test_no_gap_is_longer_than_the_budget_whatever_arrives(itl_s: float) -> None:
+    driver = Timed(itl_s=itl_s)
+    streams(driver, 8)
+    for request_id, length in enumerate((4000, 50, 8000, 700), start=100):
+        driver.arrive(request_of(request_id, length, 3))
+        for _ in range(10):
+            driver.tick()
+    for request_id in (100, 101, 102, 103):
+        driver.tick_until(request_id)
+    worst = max(gap for i in range(8) for gap in driver.gaps[i])
+    assert 0.9 * itl_s < worst <= itl_s * 1.0001
+
+
+def test_chunks_shrink_as_the_prefix_grows_and_steps_stay_as_long() -> None:
+    driver = Timed(itl_s=0.06)
+    streams(driver, 4)
+    driver.arrive(request_of(100, 8000, 1))
+    chunks = []
+    while 100 not in driver.first_s:
+        chunks.append(driver.tick().counts[-1])
+    assert chunks[0] > 1.5 * chunks[-2]
+    assert chunks[:-1] == sorted(chunks[:-1], reverse=True)
+    gaps = driver.gaps[0][:-1]
+    assert max(gaps) - min(gaps) < 0.02 * 0.06
+
+
+def test_without_streams_a_step_is_as_large_as_its_tokens_allow() -> None:
+    driver = Timed(itl_s=0.02)
+    driver.arrive(request_of(1, 2000, 1))
+    assert driver.tick().counts == (512,)
+
+
+@pytest.mark.parametrize(("prefer", "rows"), [("itl", 1), ("ttft", 10)])
+def test_when_decodes_alone_fill_the_gap_it_is_chosen_what_gives_way(prefer: Prefer, rows: int) -> None:
+    driver = Timed(itl_s=1.0)
+    streams(driver, 60)
+    driver.arrive(request_of(100, 900, 1))
+    driver.tick()
+    driver.time = replace(driver.time, itl_s=0.015, prefer=prefer)  # a step of 60 decodes takes 19 ms
+    step = driver.tick()
+    assert step.request_ids[-1] == 100
+    assert step.counts[-1] == rows
+    driver.tick_until(100)
+
+
+def test_as_many_streams_run_as_leave_prompts_their_share() -> None:
+    driver = Timed(itl_s=0.02)
+    for request_id in range(100):
+        driver.arrive(request_of(request_id, 8, 200))
+    for _ in range(60):
+        driver.tick()
+    # 4 ms + 0.25 ms for each further row: 49 take 16 ms, four fifths of the gap.
+    assert 45 <= len(driver.state.running) <= 49
+    assert all(gap <= 0.0201 for gaps in driver.gaps.values() for gap in gaps)
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one_which_loses_little() -> None:
+    """ATOM#1835, sglang#34623: 50 tokens after 20,000 have begun."""
+    first_s = {}
+    for policy in (FCFS, SLO):
+        driver = Timed(itl_s=0.05, policy=policy)
+        streams(driver, 4)
+        driver.arrive(request_of(100, 20_000, 1))
+        for _ in range(4):
+            driver.tick()
+        driver.arrive(request_of(101, 50, 1))
+        asked_s = driver.now_s
+        driver.tick_until(101)
+        driver.tick_until(100)
+        first_s[policy.name] = (driver.first_s[101] - asked_s, driver.first_s[100])
+    assert first_s["slo"][0] <= 0.1 < first_s["fcfs"][0]
+    assert first_s["slo"][1] <= 1.02 * first_s["fcfs"][1]
+
+
+def test_a_long_prompt_is_not_starved_by_short_ones_that_never_end() -> None:
+    """mlxcel#1013 and the like: what waits long enough goes first."""
+    driver = Timed(itl_s=0.05)
+    streams(driver, 2)
+    driver.arrive(request_of(100, 8000, 1))
+    request_id, steps = 1000, 0
+    while 100 not in driver.first_s:
+        driver.arrive(request_of(request_id, 300, 1))  # more than a step has room for, in every step
+        driver.tick()
+        request_id, steps = request_id + 1, steps + 1
+        assert steps < 3000
+    # Whoever comes 8,000 / 500 seconds after it goes behind it; those before are 1.6 times what there is time for.
+    assert driver.now_s < 40
+
+
+def test_the_promise_is_what_happens() -> None:
+    driver = Timed(itl_s=0.05)
+    streams(driver, 8)
+    driver.arrive(request_of(100, 4000, 1))
+    asked_s = driver.now_s
+    driver.tick_until(100)
+    promised_s = prompt_seconds(MACHINE, 0.05, 512, 4000, 8, 20)
+    assert driver.first_s[100] - asked_s == pytest.approx(promised_s, rel=0.03)
+
+
+def test_equal_views_give_equal_plans_in_time_too() -> None:
+    budget = StepBudget(512, 8, time=StepTime(MACHINE, 5.0, 0.05))
+    driver = Timed(itl_s=0.05)
+    streams(driver, 3)
+    driver.arrive(request_of(100, 4000, 1))
+    assert plan_step(driver.state, budget, SLO) == plan_step(driver.state, budget, SLO)
