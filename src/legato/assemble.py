@@ -171,7 +171,10 @@ def _pacer(
     decode_s = decode_seconds(found.cost, streams, context)
     itl_s = config.itl_ms / 1000 if config.itl_ms else _AUTO_STEPS * decode_s
     pacer = Pacer(
-        CostTracker(found.cost, found.samples), itl_s=itl_s, prefill_share=config.prefill_share, prefer=config.prefer
+        CostTracker(found.cost, found.samples),
+        itl_s=itl_s,
+        prefill_share=0.2 if config.prefill_share is None else config.prefill_share,
+        prefer=config.prefer or "itl",
     )
     prompt_tokens = min(4000, loaded.max_model_len - 1)
     beside = min(8, config.max_num_seqs - 1)
@@ -233,7 +236,7 @@ def _open_archive(
     }
     root = model_fingerprint(path, options, lambda done, total: report("naming", done, total))
     folder = Path(config.kv_cache_dir).expanduser()
-    disk = open_disk_archive(folder, root, loaded.backend.kv.block_nbytes, config.kv_cache_bytes)
+    disk = open_disk_archive(folder, root, loaded.backend.kv.block_nbytes, config.kv_cache_bytes or 10 << 30)
     notice = f"{len(disk):,} blocks ({format_size(disk.nbytes)}) of this model in {folder}"
     return root, PoolArchive(disk, loaded.backend.kv, loaded.host), notice
 

@@ -35,11 +35,11 @@ class EngineConfig:
     (needs AMX), faster for prompts and many streams, slower for one stream; f32, for comparison with references.
     `itl_ms`: the longest gap wanted between two tokens of a stream; each step gets as many prompt tokens as fit. 0: by
     what a decode step takes on this machine; None: steps are bounded by their tokens alone. `prefill_share`: of that
-    gap, what prompts have at least. `prefer`: which of the two gives way when both cannot hold. `policy`: fcfs, first
-    come first served; slo, the shortest prompt first, where waiting counts.
+    gap, what prompts have at least; None: 0.2. `prefer`: which of the two is kept when both cannot be; None: itl.
+    `policy`: fcfs, first come first served; slo, the shortest prompt first, where waiting counts.
     `enable_prefix_caching`: keeps the KV of what was computed, for prompts that begin alike. `swap_space_bytes`: host
     memory for KV that the pool has to give up, used if copying is quicker than computing. `kv_cache_dir`: a folder, of
-    `kv_cache_bytes` at most, where KV outlives the process.
+    `kv_cache_bytes` at most (None: 10 GiB), where KV outlives the process.
     `quantize`: quantises 16-bit weights while loading. `threads`: of the kernels; 0: one a core.
     `chat_template`: a file to use instead of the model's own template.
     """
@@ -53,13 +53,13 @@ class EngineConfig:
     kv_dtype: KvDtype = "f16"
     block_tokens: int = 32
     itl_ms: float | None = None
-    prefill_share: float = 0.2
-    prefer: Prefer = "itl"
+    prefill_share: float | None = None
+    prefer: Prefer | None = None
     policy: PolicyName = "slo"
     enable_prefix_caching: bool = True
     swap_space_bytes: int = 0
     kv_cache_dir: str | None = None
-    kv_cache_bytes: int = 10 << 30
+    kv_cache_bytes: int | None = None
     activations: Activations = "int8"
     quantize: Quantize | None = None
     threads: int = 0
@@ -77,6 +77,8 @@ class EngineConfig:
         self._bound("threads", 0, 1 << 10)
         self._bound("swap_space_bytes", 0, 1 << 48)
         self._bound("kv_cache_bytes", 1, 1 << 48)
+        if self.kv_cache_bytes is not None and self.kv_cache_dir is None:
+            raise ConfigError("kv_cache_size is that of kv_cache_dir, and there is none; name a folder")
         if not self.enable_prefix_caching and (self.swap_space_bytes or self.kv_cache_dir is not None):
             raise ConfigError(
                 "swap_space and kv_cache_dir keep blocks of the prefix cache; enable prefix caching, or leave them out"
@@ -92,7 +94,10 @@ class EngineConfig:
             raise ConfigError("kv_tokens and kv_memory both size the KV pool; give one of them")
         if self.itl_ms is not None and not (self.itl_ms == AUTO_ITL or 1.0 <= self.itl_ms <= 600_000.0):
             raise ConfigError(f"itl_ms is {self.itl_ms:g}; it must be from 1 to 600,000 milliseconds")
-        if not 0.0 <= self.prefill_share <= 0.9:
+        for name in ("prefill_share", "prefer"):
+            if self.itl_ms is None and getattr(self, name) is not None:
+                raise ConfigError(f"{name} is a part of the gap between tokens, and none is planned for; give itl_ms")
+        if self.prefill_share is not None and not 0.0 <= self.prefill_share <= 0.9:
             raise ConfigError(f"prefill_share is {self.prefill_share:g}; it must be from 0 to 0.9")
         for name, choices in (
             ("kv_dtype", KvDtype),
@@ -102,7 +107,7 @@ class EngineConfig:
             ("policy", PolicyName),
         ):
             value = getattr(self, name)
-            if value not in get_args(choices) and not (name == "quantize" and value is None):
+            if value not in get_args(choices) and not (name in ("quantize", "prefer") and value is None):
                 raise ConfigError(f"{name} is '{value}'; it must be one of {', '.join(get_args(choices))}")
 
     @classmethod

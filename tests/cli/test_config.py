@@ -23,6 +23,14 @@ from legato.errors import ConfigError
         ({"kv_dtype": "f8"}, "kv_dtype is 'f8'; it must be one of f16, f32"),
         ({"quantize": "int2"}, "quantize is 'int2'"),
         ({"kv_tokens": 10, "kv_memory_bytes": 10}, "give one of them"),
+        ({"itl_ms": 0.5}, "itl_ms is 0.5; it must be from 1 to"),
+        ({"itl_ms": 60, "prefill_share": 1.0}, "prefill_share is 1; it must be from 0 to 0.9"),
+        ({"prefill_share": 0.3}, "prefill_share is a part of the gap .* give itl_ms"),
+        ({"prefer": "ttft"}, "prefer is a part of the gap .* give itl_ms"),
+        ({"policy": "lifo"}, "policy is 'lifo'"),
+        ({"kv_cache_bytes": 10}, "name a folder"),
+        ({"enable_prefix_caching": False, "swap_space_bytes": 10}, "enable prefix caching, or leave them out"),
+        ({"swap_space_bytes": -1}, "swap_space_bytes is -1"),
     ],
 )
 def test_an_option_out_of_bounds_is_named(options: dict[str, Any], words: str) -> None:

@@ -90,12 +90,22 @@ ItlMs = Annotated[
     ),
 ]
 PrefillShare = Annotated[
-    float,
-    typer.Option("--prefill-share", help="Of that gap, what prompts have at least.", rich_help_panel=_PACE),
+    float | None,
+    typer.Option(
+        "--prefill-share",
+        help="Of that gap, what prompts have at least.",
+        show_default="0.2",
+        rich_help_panel=_PACE,
+    ),
 ]
 PreferOption = Annotated[
-    Literal["itl", "ttft"],
-    typer.Option("--prefer", help="What is kept when gap and share cannot both be.", rich_help_panel=_PACE),
+    Literal["itl", "ttft"] | None,
+    typer.Option(
+        "--prefer",
+        help="What is kept when gap and share cannot both be.",
+        show_default="itl",
+        rich_help_panel=_PACE,
+    ),
 ]
 PolicyOption = Annotated[
     Literal["fcfs", "slo"],
@@ -133,8 +143,14 @@ KvCacheDir = Annotated[
     ),
 ]
 KvCacheSize = Annotated[
-    str,
-    typer.Option("--kv-cache-size", help="Size of that folder, at most.", metavar="SIZE", rich_help_panel=_ENGINE),
+    str | None,
+    typer.Option(
+        "--kv-cache-size",
+        help="Size of that folder, at most.",
+        metavar="SIZE",
+        show_default="10GiB",
+        rich_help_panel=_ENGINE,
+    ),
 ]
 Threads = Annotated[
     int,
