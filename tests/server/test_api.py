@@ -208,6 +208,12 @@ async def test_models_are_listed_and_known_by_name_path_and_default(client: http
         assert response.json()["error"]["code"] == "model_not_found"
 
 
+async def test_the_config_tells_limits_and_that_no_gap_is_planned_for(client: httpx.AsyncClient) -> None:
+    config = (await client.get("/v1/config")).json()
+    assert (config["model"], config["max_model_len"], config["max_num_batched_tokens"]) == ("fake", 512, 64)
+    assert (config["itl_ms"], config["promise"], config["pace"]) == (None, None, None)
+
+
 async def test_labels_that_ask_for_nothing_are_accepted(client: httpx.AsyncClient) -> None:
     harmless = {"user": "me", "metadata": {"a": "b"}, "tools": [], "tool_choice": "none", "store": False, "n": 1}
     await post(client, CHAT, **HELLO, **harmless, response_format={"type": "text"}, stop=None, seed=None, max_tokens=1)

@@ -136,6 +136,15 @@ class SchedulerState:
         """Tokens of an admitted request's prompt that were in the prefix cache when it came in."""
         return self._slots[request_id].cached_tokens
 
+    def waited_since(self, plan: StepPlan) -> list[tuple[float, bool]]:
+        """When each request that `plan` samples for got its newest token, and whether it had to be recomputed since.
+
+        Those that wait for their first token are left out. Between `apply` and `commit`.
+        """
+        sampled = ((i, n) for n, (i, sample) in enumerate(zip(plan.request_ids, plan.samples, strict=True)) if sample)
+        slots = ((self._slots[request_id], n >= plan.decodes) for request_id, n in sampled)
+        return [(s.last_token_s, again) for s, again in slots if len(s.tokens) > len(s.request.prompt)]
+
     def missing_keys(self, request: Request) -> Sequence[bytes]:
         """Keys of the whole blocks that `request` would have to compute if it came now, from the first one on."""
         chain = self._chain(request)

@@ -120,6 +120,7 @@ class Engine:
         state.apply(plan)
         cached = tuple((i, found) for i in plan.admit if (found := state.cached_prompt_tokens(i)))
         shape = None if pacer is None else StepShape.of(plan, pacer.tracker.cost.attention, state.request)
+        waited_since = [] if pacer is None else state.waited_since(plan)
         planned_s = self._clock()
         finished = self._carry_out(plan)
         emitted = state.emitted
@@ -136,6 +137,7 @@ class Engine:
         )
         self.trace.append(record)
         if pacer is not None and shape is not None:
+            pacer.count_late(waited_since, shape, plan.decodes, record.step_s, started_s + record.step_s)
             pacer.observe(shape, record.step_s)
         return StepEvents(
             emitted.request_ids,

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from typing import get_args
 
+from legato.engine.pacer import LateCause
 from legato.engine.wire import EngineInfo, StepStats
 
+LATE_CAUSES = get_args(LateCause)
 STEP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0)
 TTFT_SECONDS = (
     0.005,
@@ -166,6 +169,9 @@ class EngineMetrics:
                 ("legato_machine_slowdown", "Steps take so many times what they took at first.", last.pace.scale),
             ):
                 scalar(name, "gauge", text, value)
+            for cause in LATE_CAUSES:
+                text = "Tokens later than the gap that is planned for, by cause."
+                scalar("legato_late_tokens_total", "counter", text, last.pace.late.get(cause, 0), f',cause="{cause}"')
         cache, block_bytes = last.cache, info.kv_block_bytes
         hit_rate = cache.hit_tokens / cache.queried_tokens if cache.queried_tokens else 0.0
         for name, kind, text, value in (

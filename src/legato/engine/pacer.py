@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 from legato.core.budget import Prefer, StepBudget, StepTime
 from legato.core.shape import StepShape
 from legato.core.tracker import CostTracker
 
+LateCause = Literal["preempted", "decodes", "slow", "prompts", "between"]
+
+_CLOCK_S = 1e-6  # what two readings of a clock may differ by
 # Errors are looked up so often: they are sorted out of the last steps, 50 microseconds each time.
 _ERRORS_EVERY = 32
 
@@ -45,6 +51,8 @@ class Pacer:
         self.prefill_share = prefill_share
         self.prefer: Prefer = prefer
         self._slack_s = slack_s
+        self.late: Counter[LateCause] = Counter()
+        """Tokens that came later than `itl_s` after the one before, by cause: see `cause`."""
         self._steps = 0
         self._errors = (0.0, 0.0)
 
@@ -59,6 +67,32 @@ class Pacer:
         self._steps += 1
         if self._steps % _ERRORS_EVERY == 0:
             self._errors = (self.tracker.median_error, self.tracker.p95_error)
+
+    def count_late(
+        self, waited_since: Iterable[tuple[float, bool]], shape: StepShape, decodes: int, step_s: float, now_s: float
+    ) -> None:
+        """Counts the tokens of a step that ended at `now_s` which are late. Before `observe`.
+
+        `waited_since`: of `SchedulerState.waited_since`. `decodes`: how many of the step's rows were decodes.
+        """
+        for since_s, again in waited_since:
+            if now_s - since_s > self.itl_s + _CLOCK_S:
+                self.late[self.cause(again, shape, decodes, step_s, now_s - since_s)] += 1
+
+    def cause(self, again: bool, shape: StepShape, decodes: int, step_s: float, gap_s: float) -> LateCause:
+        """Why a token came so late.
+
+        "preempted": its KV had to be computed again. "between": most of the time passed outside the step. "slow": the
+        step took longer than foreseen, margin included. "decodes": those alone take too long. "prompts": what is left,
+        the share of prompts, or the row that one gets in any case.
+        """
+        if again:
+            return "preempted"
+        if step_s < gap_s / 2:
+            return "between"
+        if step_s > 1.001 * self.tracker.safe.predict(shape):
+            return "slow"
+        return "decodes" if shape.rows == decodes else "prompts"
 
     @property
     def pace(self) -> Pace:

@@ -81,12 +81,13 @@ class CacheStats(msgspec.Struct, array_like=True, frozen=True):
 
 
 class PaceStats(msgspec.Struct, array_like=True, frozen=True):
-    """How steps were foreseen lately: see `engine.pacer.Pace`."""
+    """How steps were foreseen lately, and tokens that were late since the start, by cause: see `engine.pacer`."""
 
     margin: float = 0.0
     scale: float = 0.0
     median_error: float = 0.0
     p95_error: float = 0.0
+    late: dict[str, int] = {}
 
 
 class StepStats(msgspec.Struct, array_like=True, frozen=True):

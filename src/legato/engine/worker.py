@@ -98,7 +98,13 @@ def _stats(engine: Engine, record: StepRecord | None, gap_s: float) -> StepStats
     pace = PaceStats()
     if engine.pacer is not None:
         now = engine.pacer.pace
-        pace = PaceStats(now.margin, now.scale, now.median_error, now.p95_error)
+        pace = PaceStats(
+            now.margin,
+            now.scale,
+            now.median_error,
+            now.p95_error,
+            {str(cause): n for cause, n in engine.pacer.late.items()},
+        )
     if record is None:
         return StepStats(state.next_step, 0.0, gap_s, 0, 0, *counts, cache=cache, pace=pace)
     plan = record.plan

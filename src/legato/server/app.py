@@ -32,6 +32,7 @@ def build_app(service: EngineService, model: ServedModel, *, body_limit_bytes: i
     routes = [
         Route("/health", status.health),
         Route("/metrics", status.metrics),
+        Route("/v1/config", status.config),
         Route("/v1/models", status.models),
         Route("/v1/models/{name:path}", status.model),
         Route("/v1/chat/completions", _Endpoint(chat.respond), methods=["POST"]),

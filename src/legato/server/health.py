@@ -1,4 +1,4 @@
-"""`/health`, `/metrics` and `/v1/models`."""
+"""`/health`, `/metrics`, `/v1/models` and `/v1/config`."""
 
 from __future__ import annotations
 
@@ -40,6 +40,34 @@ class Status:
         except Problem as problem:
             return problem_response(problem)
         return _json(self._card())
+
+    async def config(self, request: Request) -> Response:
+        """What the engine is, and what it promises at this machine's speed."""
+        info, pace = self._service.info, self._service.metrics.last_step.pace
+        return _json(
+            {
+                "model": self._model.name,
+                "description": info.description,
+                "itl_ms": round(1000 * info.itl_s, 3) if info.itl_s else None,
+                "promise": info.promise or None,
+                "pace": {
+                    "prediction_error_median": pace.median_error,
+                    "prediction_error_p95": pace.p95_error,
+                    "margin": pace.margin,
+                    "machine_slowdown": pace.scale,
+                    "late_tokens": pace.late,
+                }
+                if info.itl_s
+                else None,
+                "max_num_batched_tokens": info.max_num_batched_tokens,
+                "max_num_seqs": info.max_num_seqs,
+                "max_model_len": info.context,
+                "kv_tokens": info.kv_tokens,
+                "block_tokens": info.block_tokens,
+                "prefix_caching": info.prefix_caching,
+                "threads": info.threads,
+            }
+        )
 
     def _card(self) -> dict[str, object]:
         info = self._service.info
