@@ -156,6 +156,58 @@ def test_a_long_prompt_is_not_starved_by_short_ones_that_never_end() -> None:
     assert driver.now_s < 40
 
 
+def test_a_stream_beside_a_prompt_of_8192_keeps_its_gap_and_the_prompt_loses_little() -> None:
+    """FreeToken#483, llama.cpp#29175: one stream, then 8,192 tokens; with one step for all of it the stream stalls."""
+    waits: dict[str, float] = {}
+    for name, count in (("alone", 0), ("beside", 1)):
+        driver = Timed(itl_s=0.06)
+        streams(driver, count)
+        driver.arrive(request_of(100, 8192, 3))
+        asked_s, mixed = driver.now_s, 0
+        while 100 not in driver.first_s:
+            plan = driver.tick()
+            mixed += {0, 100} <= set(plan.request_ids)
+        waits[name] = driver.first_s[100] - asked_s
+    assert mixed > 10, "no step mixed both: the run shows nothing"
+    assert max(driver.gaps[0]) <= 1.2 * 0.06
+    assert waits["beside"] <= 1.5 * waits["alone"]
+    control = MACHINE.predict(StepShape().with_chunk(MACHINE.attention, 0, 8192))
+    assert control > 20 * 0.06, "in one step the stream would wait so long"
+
+
+def test_the_worst_gap_does_not_grow_with_the_prompts_that_arrive_together() -> None:
+    """imp#1643: k = 1, 3, 8 prompts of 2,500."""
+    worst = {}
+    for k in (1, 3, 8):
+        driver = Timed(itl_s=0.05)
+        streams(driver, 1)
+        for request_id in range(100, 100 + k):
+            driver.arrive(request_of(request_id, 2500, 1))
+        for request_id in range(100, 100 + k):
+            driver.tick_until(request_id)
+        worst[k] = max(driver.gaps[0])
+    assert max(worst.values()) <= 0.0501
+    assert worst[8] <= 1.02 * worst[1]
+
+
+@pytest.mark.parametrize("itl_s", [0.008, 0.03])
+def test_a_prompt_is_answered_beside_streams_that_are_renewed_for_ever(itl_s: float) -> None:
+    """mlxcel#1013: 8 streams, a prompt of 14 chunks; also where decodes alone take nearly all of the gap."""
+    driver = Timed(itl_s=itl_s)
+    streams(driver, 8, tokens=5)
+    driver.arrive(request_of(100, 14 * 128, 1))
+    asked_s, fresh = driver.now_s, 1000
+    for _ in range(3000):
+        if 100 in driver.first_s:
+            break
+        driver.tick()
+        for _ in range(8 - sum(slot.request_id != 100 for slot in (*driver.state.running, *driver.state.waiting))):
+            driver.arrive(Request(fresh, prompt_of(8, fresh), stop=StopRule(5)))
+            fresh += 1
+    # Decodes take 6 ms; a renewal 2 more, in one step of five a stream. A row and its keys: up to 0.45 ms.
+    assert driver.first_s[100] - asked_s <= 14 * 128 * 0.00045 * itl_s / (itl_s - 0.0074)
+
+
 def test_the_promise_is_what_happens() -> None:
     driver = Timed(itl_s=0.05)
     streams(driver, 8)
