@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from legato.core.budget import StepBudget
 from legato.core.plan import StepPlan
-from legato.core.policy import FCFS
+from legato.core.policy import FCFS, SLO, Policy
 from legato.core.prefix import NOTHING, Prefix
 from legato.core.schedule import plan_step
 from legato.errors import ConfigError
@@ -64,8 +64,8 @@ class View:
             yield at_once, in_all
 
 
-def plan(view: View, max_tokens: int = 512, max_seqs: int = 8, logit_rows: int = 64) -> StepPlan:
-    return plan_step(view, StepBudget(max_tokens, max_seqs, logit_rows), FCFS)
+def plan(view: View, max_tokens: int = 512, max_seqs: int = 8, logit_rows: int = 64, policy: Policy = FCFS) -> StepPlan:
+    return plan_step(view, StepBudget(max_tokens, max_seqs, logit_rows), policy)
 
 
 def chunks(step: StepPlan) -> list[tuple[int, int, int]]:
@@ -173,10 +173,26 @@ def test_blocks_that_are_copied_back_cost_a_row_each_and_are_as_many_as_the_step
 
 
 def test_who_needs_a_block_that_somebody_computes_waits_for_it_and_holds_up_nobody() -> None:
-    waiting = [At(1, 80, prefix=Prefix(next_key=b"k", awaited=True)), At(2, 80)]
+    waiting = [At(1, 80, prefix=Prefix(next_key=b"k", maker=9)), At(2, 80)]
     assert plan(View(waiting=waiting)).admit == (2,)
     twins = [At(i, 80, prefix=Prefix(next_key=b"k")) for i in (1, 2)]
     assert plan(View(waiting=[*twins, At(3, 80)])).admit == (1, 3), "of two that enter, one computes"
+
+
+def test_who_stands_before_the_one_that_computes_his_prefix_does_not_wait_for_it() -> None:
+    """A book and a question share their beginning: the book's turn comes later, so waiting for it would be slower."""
+    prefix = Prefix(next_key=b"k", maker=1)
+    view = View(running=[At(1, 2000, 16, 2000)], waiting=[At(2, 100, prefix=prefix)])
+    assert chunks(plan(view, policy=SLO)) == [(2, 0, 100), (1, 16, 412)]
+    view = View(running=[At(1, 2000, 1950, 2000)], waiting=[At(2, 100, prefix=prefix)])
+    assert chunks(plan(view, policy=SLO)) == [(1, 1950, 50)]
+
+
+def test_whoever_was_preempted_comes_before_shorter_ones_that_were_not() -> None:
+    view = View(waiting=[At(1, 300, preemptions=1), At(2, 10)], running=[At(3, 50, 40, 64)])
+    assert plan(view, policy=SLO).request_ids == (1, 2, 3)
+    view.free_blocks = 15
+    assert plan(view, policy=SLO).admit == (), "nobody enters over his head, however short"
 
 
 def test_the_least_important_is_preempted_first_and_the_oldest_of_the_most_important_never() -> None:

@@ -17,7 +17,7 @@ from tests.fakes import FakeExecutor, expected_output
 
 from legato.core.budget import StepBudget
 from legato.core.plan import StepPlan, StepResult, TokenLogprobs
-from legato.core.policy import FCFS
+from legato.core.policy import FCFS, SLO, Policy
 from legato.core.request import Finished, Request, Sampling, StopRule
 from legato.core.schedule import plan_step
 from legato.core.state import SchedulerState
@@ -38,6 +38,7 @@ class Scheduling(RuleBasedStateMachine):
         cache=st.integers(0, 7),
         overtakes=st.integers(0, 2),
         logit_rows=st.integers(1, 9),
+        base=st.sampled_from([FCFS, SLO]),
     )
     def start(
         self,
@@ -52,8 +53,9 @@ class Scheduling(RuleBasedStateMachine):
         cache: int,
         overtakes: int,
         logit_rows: int,
+        base: Policy,
     ) -> None:
-        self.policy = replace(FCFS, spare_blocks=lambda inside: inside * spare_blocks, overtakes=overtakes)
+        self.policy = replace(base, spare_blocks=lambda inside: inside * spare_blocks, overtakes=overtakes)
         root = b"model" if cache else None
         self.state = SchedulerState(blocks, block_tokens, max_model_len, cache_root=root, host_blocks=host_blocks)
         self.budget = StepBudget(max_tokens, min(max_seqs, max_tokens), logit_rows)

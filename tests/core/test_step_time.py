@@ -112,6 +112,36 @@ def test_when_decodes_alone_fill_the_gap_it_is_chosen_what_gives_way(prefer: Pre
     driver.tick_until(100)
 
 
+def test_of_prompts_that_do_not_fit_only_the_first_has_a_row() -> None:
+    """Or all prompts in progress would take a row each that nobody has time for."""
+    driver = Timed(itl_s=1.0)
+    streams(driver, 20)
+    for request_id in range(100, 110):
+        driver.arrive(request_of(request_id, 400, 1))
+    for _ in range(3):
+        driver.policy = replace(SLO, prompts=lambda prefills, waiting, now_s: [*waiting, *prefills])
+        driver.plain = replace(driver.plain, max_tokens=120)
+        driver.tick()
+    assert len([slot for slot in driver.state.running if slot.known - slot.scheduled > 1]) >= 2
+    driver.policy, driver.plain = SLO, replace(driver.plain, max_tokens=512)
+    driver.time = replace(driver.time, itl_s=0.005)  # 20 decodes take 9 ms
+    for _ in range(3):
+        step = driver.tick()
+        assert step.rows == step.decodes + 1
+
+
+def test_the_last_row_of_a_prompt_is_late_for_nobody() -> None:
+    """It is no stream yet: how long ago it came says nothing of the time that streams have left."""
+    driver = Timed(itl_s=1.0)
+    streams(driver, 1)
+    driver.arrive(request_of(100, 400, 1))
+    driver.plain = replace(driver.plain, max_tokens=400)
+    assert driver.tick().counts[-1] == 399
+    driver.time, driver.plain = replace(driver.time, itl_s=0.05), replace(driver.plain, max_tokens=512)
+    driver.arrive(request_of(101, 400, 1))
+    assert driver.tick().rows > 100
+
+
 def test_as_many_streams_run_as_leave_prompts_their_share() -> None:
     driver = Timed(itl_s=0.02)
     for request_id in range(100):

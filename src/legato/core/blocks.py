@@ -110,15 +110,6 @@ class BlockPool:
         self._by_key[name.key] = block
         return block
 
-    def forget_idle(self) -> int:
-        """Makes every idle block blank; how many there were."""
-        idle = list(self._idle)
-        for block in idle:
-            self._forget(block)
-        self._idle.clear()
-        self._blank.extend(idle)
-        return len(idle)
-
     def _forget(self, block: int) -> bytes:
         key = self._names.pop(block).key
         del self._by_key[key]

@@ -54,7 +54,8 @@ class KvMemory:
         while stored < limit and keys[stored] in self.host:
             stored += 1
         next_key = keys[hits] if hits < limit else None
-        return Prefix(hits, hits - held, stored - hits, next_key, next_key in self._promised)
+        maker = None if next_key is None else self._promised.get(next_key)
+        return Prefix(hits, hits - held, stored - hits, next_key, maker)
 
     def admit(self, slots: Sequence[Slot], starts: Sequence[int], moves: list[Move]) -> None:
         """Shares what is cached of each request up to its start, copies back the rest, reserves for all known tokens.

@@ -37,15 +37,17 @@ def first_come(prefills: Sequence[Progress], waiting: Iterable[Progress], now_s:
 
 
 def shortest_first(prefills: Sequence[Progress], waiting: Iterable[Progress], now_s: float) -> Iterable[Progress]:
-    """By priority, then whoever has the fewest tokens left, where waiting counts: `AGEING_TOKENS_S` for each second.
+    """By priority; whoever was preempted; then who has the fewest tokens left, less `AGEING_TOKENS_S` a second waited.
 
     A short prompt does not wait for a long one, and a long one is first among all that come later than its length over
     `AGEING_TOKENS_S`: nobody starves.
     """
-    return sorted(
-        chain(prefills, waiting),
-        key=lambda r: (r.priority, r.known - r.scheduled - AGEING_TOKENS_S * (now_s - r.arrival_s), r.rank),
-    )
+
+    def turn(request: Progress) -> tuple[int, bool, float, int]:
+        tokens = request.known - request.scheduled - AGEING_TOKENS_S * (now_s - request.arrival_s)
+        return request.priority, not request.preemptions, tokens, request.rank
+
+    return sorted(chain(prefills, waiting), key=turn)
 
 
 def newest_first(requests: Sequence[Progress]) -> Iterable[Progress]:

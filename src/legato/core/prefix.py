@@ -79,14 +79,15 @@ class Prefix:
 
     `blocks`: in the pool, computed. `idle_blocks`: how many of them nobody holds: they still count as free.
     `stored_blocks`: those after them that are kept in host memory and can be copied back.
-    `next_key`: of the first block after these, if it is whole; `awaited`: a running request is computing it.
+    `next_key`: of the first block that is not in the pool, if it is whole; `maker`: the running request that is to
+    compute it.
     """
 
     blocks: int = 0
     idle_blocks: int = 0
     stored_blocks: int = 0
     next_key: bytes | None = None
-    awaited: bool = False
+    maker: int | None = None
 
 
 NOTHING = Prefix()

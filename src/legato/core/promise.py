@@ -23,7 +23,7 @@ def prompt_seconds(
     while start < prompt_tokens:
         most = min(prompt_tokens - start, max_tokens - streams)
         limit_s = itl_s if streams else float("inf")
-        rows = max(cost.rows_within(decodes, start, most, limit_s, int(start + most == prompt_tokens)), min(1, most))
+        rows = max(cost.rows_within(decodes, start, most, limit_s, int(start + most == prompt_tokens)), 1)
         seconds += cost.predict(decodes.with_chunk(cost.attention, start, rows, int(start + rows == prompt_tokens)))
         start += rows
     return seconds

@@ -17,11 +17,12 @@ class Room:
     Local to one call of `plan_step`: nothing outlives it.
     """
 
-    __slots__ = ("_next", "_now", "_seconds", "_time", "scores", "tokens")
+    __slots__ = ("_decodes", "_next", "_now", "_seconds", "_time", "scores", "tokens")
 
     def __init__(self, budget: StepBudget, decodes: Sequence[Progress], prefills: Sequence[Progress]) -> None:
         self.tokens = budget.max_tokens - len(decodes)
         self.scores = budget.prompt_logit_rows
+        self._decodes = len(decodes)
         self._time = time = budget.time
         self._now = self._next = _NO_WORK  # this step as far as it is planned; one in which all inside decode
         if time is not None:
@@ -45,7 +46,7 @@ class Room:
         time = self._time
         if time is None or stop <= start:
             return max(stop, start)
-        at_least = time.least_rows if self._now.rows == self._now.sequences else 0
+        at_least = time.least_rows if self._now.sequences == self._decodes else 0
         rows = time.cost.rows_within(self._now, start, stop - start, self._seconds, int(stop == request.known))
         return start + max(rows, min(at_least, stop - start))
 

@@ -19,8 +19,8 @@ def plan_step(view: SchedulerView, budget: StepBudget, policy: Policy) -> StepPl
     Decodes first, one token each; then prefills in progress; then admissions. Every decode is in the plan or in
     `plan.preempt`: a decode never waits for a prefill. (Planned ahead of a commit it may wait for a block that the step
     in flight still holds.) With work and nothing in flight the plan is never empty.
-    A waiting request whose next block somebody is computing is not admitted before that is there: it would compute it a
-    second time, behind the first. A chunk of a prompt that is scored ends where the step's logits end: such a request
+    A waiting request whose next block is computed by somebody who stands before it is not admitted before that is
+    there: it would compute it a second time, and later. A chunk of a prompt that is scored ends where the step's logits end: such a request
     may get no rows, and is not admitted when there are none left; no other request waits for it.
     Units: tokens and blocks. Cost: O(running + admitted), whatever the number waiting.
     Raises ConfigError if more requests run than `budget` has tokens: it was lowered below what was admitted under it.
@@ -71,6 +71,7 @@ def plan_step(view: SchedulerView, budget: StepBudget, policy: Policy) -> StepPl
     misfits: list[int] = []
     overtaken: tuple[int, ...] = ()
     entering: set[bytes] = set()  # the first block that each of `admitted` does not find in the pool
+    behind = {r.request_id for r in prefills}  # whose turn has not come
     # Whoever was just preempted stands near the front of the queue: nobody enters over his head.
     left_seqs = 0 if victims else budget.max_seqs - len(running)
     queue = islice(view.waiting, policy.lookahead) if left_seqs > 0 else ()
@@ -78,13 +79,14 @@ def plan_step(view: SchedulerView, budget: StepBudget, policy: Policy) -> StepPl
         if not room.tokens:
             break
         if request.covered:
+            behind.discard(request.request_id)
             pack(request, request.scheduled)
             continue
         if not left_seqs or (request.scored < request.score_stop and not room.scores):
             continue  # it enters when those before it are done, or scored
         prefix = view.prefix(request.request_id)
-        if prefix.awaited or prefix.next_key in entering:
-            continue  # somebody computes what it needs next: it enters when that is there
+        if prefix.next_key in entering or (prefix.maker is not None and prefix.maker not in behind):
+            continue  # somebody before it computes what it needs next: it enters when that is there
         # The whole prompt is reserved at once: two half-computed prompts can never wait for each other's blocks.
         blocks = -(-request.known // view.block_tokens) - prefix.blocks + prefix.idle_blocks
         inside = len(running) + len(admitted)

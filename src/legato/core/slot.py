@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 
 from legato.core.prefix import KeyChain
@@ -52,7 +53,8 @@ class Slot:
         self.request_id = request.request_id
         self.priority = request.priority
         self.rank = rank  # how many were submitted before it
-        self.arrival_s = self.last_token_s = request.arrival_s
+        self.arrival_s = request.arrival_s
+        self.last_token_s = math.inf  # nobody waits for the token after one that there is not
         self.tokens = array("i", request.prompt)
         self.blocks: list[int] = []
         self.known = len(request.prompt)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
@@ -141,9 +142,12 @@ class SchedulerState:
 
         Those that wait for their first token are left out. Between `apply` and `commit`.
         """
-        sampled = ((i, n) for n, (i, sample) in enumerate(zip(plan.request_ids, plan.samples, strict=True)) if sample)
-        slots = ((self._slots[request_id], n >= plan.decodes) for request_id, n in sampled)
-        return [(s.last_token_s, again) for s, again in slots if len(s.tokens) > len(s.request.prompt)]
+        waited = []
+        for n, (request_id, sample) in enumerate(zip(plan.request_ids, plan.samples, strict=True)):
+            since_s = self._slots[request_id].last_token_s
+            if sample and since_s < math.inf:
+                waited.append((since_s, n >= plan.decodes))
+        return waited
 
     def missing_keys(self, request: Request) -> Sequence[bytes]:
         """Keys of the whole blocks that `request` would have to compute if it came now, from the first one on."""

@@ -54,7 +54,7 @@ class Progress(Protocol):
 
     @property
     def last_token_s(self) -> float:
-        """When its newest token was committed, on the engine's clock; its arrival before the first."""
+        """When its newest generated token was committed, on the engine's clock; endless before the first."""
 
     @property
     def priority(self) -> int:

@@ -136,7 +136,7 @@ class Engine:
             state.free_blocks,
         )
         self.trace.append(record)
-        if pacer is not None and shape is not None:
+        if pacer is not None and shape is not None and not any(end.reason == "error" for end in finished):
             pacer.count_late(waited_since, shape, plan.decodes, record.step_s, started_s + record.step_s)
             pacer.observe(shape, record.step_s)
         return StepEvents(
