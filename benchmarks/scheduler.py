@@ -17,7 +17,7 @@ import time
 
 from legato.core.budget import StepBudget
 from legato.core.plan import StepPlan, StepResult
-from legato.core.policy import FCFS
+from legato.core.policy import FCFS, Policy
 from legato.core.request import Request, StopRule
 from legato.core.schedule import plan_step
 from legato.core.state import SchedulerState
@@ -26,6 +26,9 @@ BLOCK_TOKENS = 32
 MAX_STEPS = 400
 # Nobody fits, so that every step reads as much of the queue as it may and admits nobody: the dearest kind.
 FULL = dataclasses.replace(FCFS, name="full", spare_blocks=lambda inside: 1_000_000)
+
+
+NEWEST = dataclasses.replace(FCFS, victims=lambda running: sorted(running, key=lambda r: -r.rank))
 
 
 def sampled(plan: StepPlan) -> StepResult:
@@ -80,13 +83,13 @@ def step_costs_us(running: int, waiting: int, steps: int = 200) -> dict[str, flo
     }
 
 
-def overload(spare_per_request: int, cache: bool) -> dict[str, float]:
+def overload(spare_per_request: int, cache: bool, policy: Policy = FCFS) -> dict[str, float]:
     """400 requests in a pool for about six: rows computed for each that an endless pool would compute, and steps.
 
-    All prompts differ: what the cache saves is what preempted requests need not compute again.
+    `policy`: FCFS, or NEWEST, by which whoever came last is preempted however often he was before. All prompts differ: what the cache saves is what preempted requests need not compute again.
     """
     rng = random.Random(0)
-    policy = dataclasses.replace(FCFS, spare_blocks=lambda inside: inside * spare_per_request)
+    policy = dataclasses.replace(policy, spare_blocks=lambda inside: inside * spare_per_request)
     budget = StepBudget(max_tokens=512, max_seqs=64)
     root = b"" if cache else None
     state = SchedulerState(kv_blocks=64, block_tokens=BLOCK_TOKENS, max_model_len=100_000, cache_root=root)
@@ -103,6 +106,7 @@ def overload(spare_per_request: int, cache: bool) -> dict[str, float]:
         rows += plan.rows
         steps += 1
     return {
+        "newest_preempted": int(policy.victims is NEWEST.victims),
         "prefix_cache": int(cache),
         "spare_blocks_each": spare_per_request,
         "rows_per_needed_row": round(rows / needed_rows, 3),
@@ -121,10 +125,13 @@ def print_table(rows: list[dict[str, float]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON line instead of a table")
-    parser.add_argument("--overload", action="store_true", help="compare spare blocks at admission")
+    parser.add_argument(
+        "--overload", action="store_true", help="compare spare blocks at admission, and whom to preempt"
+    )
     arguments = parser.parse_args()
     if arguments.overload:
         rows = [overload(spare, cache) for cache in (False, True) for spare in (0, 1, 2)]
+        rows += [overload(spare, False, NEWEST) for spare in (0, 1, 2)]
     else:
         shapes = [(64, 100), (256, 0), (256, 100), (256, 10_000), (256, 100_000)]
         rows = [step_costs_us(running, waiting) for running, waiting in shapes]

@@ -212,7 +212,7 @@ def _host_blocks(config: EngineConfig, loaded: LoadedModel) -> tuple[int, str]:
         loaded.host,
         block_tokens=loaded.block_tokens,
         kv_blocks=loaded.kv_blocks,
-        max_rows=config.max_num_batched_tokens,
+        max_rows=min(config.max_num_batched_tokens, loaded.max_model_len),
     )
     used = cost.is_worthwhile or config.kv_cache_dir is not None
     return (loaded.host.slots, f"swap: {cost}") if used else (0, f"no swap: {cost}")

@@ -323,6 +323,23 @@ class DiskArchive:
                 self._index.move_to_end(key)
 
 
+def archive_files(folder: Path) -> list[Path]:
+    """The files of an archive in `folder`, blocks and left-over temporary ones; foreign files are none."""
+    ours = (_BLOCK_NAME, _TEMPORARY_NAME)
+    return [path for path in folder.glob("??/*") if any(name.fullmatch(path.name) for name in ours) and path.is_file()]
+
+
+def remove_archive(folder: Path) -> None:
+    """Removes the archive in `folder`, and folders that are empty then. What cannot be removed stays."""
+    parents = set()
+    for path in archive_files(folder):
+        _remove(path)
+        parents.add(path.parent)
+    for parent in (*parents, folder):
+        with contextlib.suppress(OSError):
+            parent.rmdir()
+
+
 def _digest(key: bytes, data: bytes) -> bytes:
     digest = hashlib.sha256(key)
     digest.update(data)

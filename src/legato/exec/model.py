@@ -114,6 +114,8 @@ def load_model(
     else:
         blocks = _automatic_blocks(layout, length, max_num_batched_tokens, max_num_seqs, room)
     host_blocks = layout.blocks_in(swap_space_bytes)
+    if swap_space_bytes and not host_blocks:
+        raise ConfigError(f"swap_space is {swap_space_bytes} bytes; one block of KV takes {layout.block_bytes}")
     swap_nbytes = host_blocks * layout.block_bytes
     require_room("the KV pool", blocks * layout.block_bytes + swap_nbytes, room, _LESS_KV)
     footprint = Footprint(

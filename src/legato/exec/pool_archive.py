@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from legato.exec.archive import QUEUE_BYTES, DiskArchive, Fetch
+from legato.exec.archive import QUEUE_BYTES, DiskArchive, Fetch, archive_files, remove_archive
 from legato.exec.host_pool import BlockMemory, HostPool
 
 
 def open_disk_archive(folder: Path, root: bytes, block_nbytes: int, max_bytes: int) -> DiskArchive:
     """The archive of the model that `root` names, in a sub-folder of its own; `max_bytes` is for all of `folder`.
 
-    Those of other models, or of this one with other options, go first, the one used longest ago before the others.
+    It has what it takes already, and half of that at least: those of other models, or of this one with other options,
+    make room, the one used longest ago first. Only files of archives are removed, whatever else lies there.
     Raises ConfigError as `DiskArchive`.
     """
     own = folder / root.hex()[:16]
@@ -26,10 +26,11 @@ def open_disk_archive(folder: Path, root: bytes, block_nbytes: int, max_bytes: i
         if entry.is_dir(follow_symlinks=False) and _is_ours(entry.name) and entry.name != own.name
     )
     taken = sum(nbytes for _, nbytes, _ in others)
+    wanted = max(_nbytes(own), max_bytes // 2)
     for _, nbytes, other in others:
-        if taken + _nbytes(own) <= max_bytes:
+        if taken + wanted <= max_bytes:
             break
-        shutil.rmtree(other, ignore_errors=True)
+        remove_archive(other)
         taken -= nbytes
     disk = DiskArchive(own, block_nbytes, max_bytes - taken)
     os.utime(own)
@@ -41,7 +42,7 @@ def _is_ours(name: str) -> bool:
 
 
 def _nbytes(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.glob("??/*") if file.is_file())
+    return sum(file.stat().st_size for file in archive_files(folder))
 
 
 class PoolArchive:

@@ -35,8 +35,8 @@ class SwapCost:
 def measure_swap(backend: Backend, host: HostPool, *, block_tokens: int, kv_blocks: int, max_rows: int) -> SwapCost:
     """Runs two short prompts through `backend` and some copies; overwrites the first blocks of an unused pool.
 
-    Takes the better of two runs of 128 tokens, or as many as fit, and of copies of several blocks: what is touched for
-    the first time costs more.
+    `max_rows`: of a step, and of a prompt. Takes the better of two runs of 128 tokens, or as many as fit, and of copies
+    of several blocks: what is touched for the first time costs more.
     """
     rows = min(MEASURED_TOKENS, max_rows, kv_blocks * block_tokens)
     blocks = -(-rows // block_tokens)
