@@ -86,7 +86,8 @@ def step_costs_us(running: int, waiting: int, steps: int = 200) -> dict[str, flo
 def overload(spare_per_request: int, cache: bool, policy: Policy = FCFS) -> dict[str, float]:
     """400 requests in a pool for about six: rows computed for each that an endless pool would compute, and steps.
 
-    `policy`: FCFS, or NEWEST, by which whoever came last is preempted however often he was before. All prompts differ: what the cache saves is what preempted requests need not compute again.
+    `policy`: FCFS, or NEWEST, by which whoever came last is preempted however often he was before. All prompts differ:
+    what the cache saves is what preempted requests need not compute again.
     """
     rng = random.Random(0)
     policy = dataclasses.replace(policy, spare_blocks=lambda inside: inside * spare_per_request)

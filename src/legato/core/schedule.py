@@ -17,8 +17,8 @@ def plan_step(view: SchedulerView, budget: StepBudget, policy: Policy) -> StepPl
     """Tokens each request computes in the next step. Reads `view`, changes nothing; equal views give equal plans.
 
     Decodes first, one token each; then prompts, running or waiting, as the policy orders them. Every decode is in the
-    plan or in `plan.preempt`: a decode never waits for a prefill. (Planned ahead of a commit it may wait for a block that the step
-    in flight still holds.) With work and nothing in flight the plan is never empty.
+    plan or in `plan.preempt`: a decode never waits for a prefill. (Planned ahead of a commit it may wait for a block
+    that the step in flight still holds.) With work and nothing in flight the plan is never empty.
     A waiting request whose next block is computed by somebody who stands before it is not admitted before that is
     there: it would compute it a second time, and later. A chunk of a prompt that is scored ends where the step's logits
     end: such a request may get no rows, and is not admitted when there are none left; no other request waits for it.
