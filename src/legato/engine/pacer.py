@@ -5,29 +5,18 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Literal
 
 from legato.core.budget import Prefer, StepBudget, StepTime
 from legato.core.shape import StepShape
 from legato.core.tracker import CostTracker
+from legato.engine.wire import PaceStats
 
 LateCause = Literal["preempted", "decodes", "slow", "prompts", "between"]
 
 _CLOCK_S = 1e-6  # what two readings of a clock may differ by
 # Errors are looked up so often: they are sorted out of the last steps, 50 microseconds each time.
 _ERRORS_EVERY = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How well steps are foreseen now. Errors are relative; `scale`: the machine now, over the one first measured."""
-
-    itl_s: float
-    margin: float
-    scale: float
-    median_error: float = 0.0
-    p95_error: float = 0.0
 
 
 class Pacer:
@@ -95,7 +84,8 @@ class Pacer:
         return "decodes" if shape.rows == decodes else "prompts"
 
     @property
-    def pace(self) -> Pace:
+    def stats(self) -> PaceStats:
         """For metrics. The errors are at most 32 steps old."""
         tracker = self.tracker
-        return Pace(self.itl_s, tracker.margin, tracker.cost.scale, *self._errors)
+        late = {str(cause): tokens for cause, tokens in self.late.items()}
+        return PaceStats(tracker.margin, tracker.cost.scale, *self._errors, late)

@@ -81,7 +81,11 @@ class CacheStats(msgspec.Struct, array_like=True, frozen=True):
 
 
 class PaceStats(msgspec.Struct, array_like=True, frozen=True):
-    """How steps were foreseen lately, and tokens that were late since the start, by cause: see `engine.pacer`."""
+    """How well steps are foreseen now, and tokens that were late since the start, by cause: see `engine.pacer`.
+
+    Errors are relative. `margin`: predictions are planned with so much more. `scale`: the machine now, over the one
+    first measured.
+    """
 
     margin: float = 0.0
     scale: float = 0.0

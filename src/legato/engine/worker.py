@@ -95,16 +95,7 @@ def _stats(engine: Engine, record: StepRecord | None, gap_s: float) -> StepStats
     state = engine.state
     counts = (len(state.running), len(state.waiting), state.free_blocks)
     cache = _cache_stats(state)
-    pace = PaceStats()
-    if engine.pacer is not None:
-        now = engine.pacer.pace
-        pace = PaceStats(
-            now.margin,
-            now.scale,
-            now.median_error,
-            now.p95_error,
-            {str(cause): n for cause, n in engine.pacer.late.items()},
-        )
+    pace = PaceStats() if engine.pacer is None else engine.pacer.stats
     if record is None:
         return StepStats(state.next_step, 0.0, gap_s, 0, 0, *counts, cache=cache, pace=pace)
     plan = record.plan
