@@ -99,10 +99,11 @@ def test_schedules_favour_the_edges_of_chunks_blocks_and_tiles() -> None:
             seen[name] += bool(getattr(schedule, name))
         seen["no cache"] += not schedule.cache
         seen[schedule.kv_dtype] += 1
+        seen[schedule.policy] += 1
         seen[f"threads {schedule.threads}"] += 1
     rare = {name: count for name, count in seen.items() if count < 8}
     assert not rare, rare
-    assert len(seen) >= 28
+    assert len(seen) >= 30
 
 
 def test_documents_of_one_number_begin_alike_and_variants_differ_in_one_token() -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from legato.certify.rig import RigShape
 from legato.certify.schedule import Arrival, Schedule
+from legato.core.policy import POLICIES
 from legato.exec.kv import KvDtype
 
 ATTENTION_TILE = 64  # positions of keys that the kernels visit together
@@ -115,7 +116,7 @@ def _overload(rng: random.Random, limits: Limits) -> Schedule:
 
 
 def _with_circumstances(rng: random.Random, limits: Limits, schedule: Schedule) -> Schedule:
-    """What may happen to any schedule: preemption without need, swapping, threads, a KV type, planning ahead."""
+    """What may happen to any schedule: preemption without need, swapping, threads, KV type, planning ahead, policy."""
     prompts_tokens = sum(arrival.length for arrival in schedule.arrivals)
     steps = prompts_tokens // schedule.step_tokens + max(arrival.max_tokens for arrival in schedule.arrivals)
     forced = rng.randint(1, 4) if rng.random() < 0.35 else 0
@@ -126,6 +127,7 @@ def _with_circumstances(rng: random.Random, limits: Limits, schedule: Schedule) 
         kv_dtype=rng.choice(limits.kv_dtypes),
         ahead=rng.random() < 0.3,
         preempt=tuple(sorted((rng.randint(0, steps), rng.randint(0, 5)) for _ in range(forced))),
+        policy=rng.choice(list(POLICIES)),
     )
 
 

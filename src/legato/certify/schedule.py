@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from legato.core.policy import POLICIES
 from legato.core.request import Request, Sampling, StopRule
 from legato.errors import ConfigError
 from legato.exec.kv import ITEM_BYTES, KvDtype
@@ -64,7 +65,8 @@ class Schedule:
     """A trial, as plain data: equal schedules on one model do the same.
 
     `step_tokens`, `max_seqs`: the step budget; the former is the largest chunk. `pool_blocks`: of KV; `host_blocks`:
-    places for what they have to give up. `ahead`: each step is planned while the one before is under way.
+    places for what they have to give up. `policy`: a name of `POLICIES`. `ahead`: each step is planned while the one
+    before is under way.
     `preempt`: (step, n): the running request n (modulo their number) loses its KV before that step.
     """
 
@@ -76,6 +78,7 @@ class Schedule:
     cache: bool = True
     threads: int = 1
     kv_dtype: KvDtype = "f16"
+    policy: str = "fcfs"
     ahead: bool = False
     preempt: tuple[tuple[int, int], ...] = ()
 
@@ -125,6 +128,8 @@ class Schedule:
                     raise ConfigError(f"{name} of arrival {index} is {other}, which is no earlier one")
         if not 1 <= self.max_seqs <= self.step_tokens or self.threads < 1 or self.host_blocks < 0:
             raise ConfigError("the schedule needs threads >= 1, host_blocks >= 0 and step_tokens >= max_seqs >= 1")
+        if self.policy not in POLICIES:
+            raise ConfigError(f"policy of the schedule is {self.policy!r}; it must be one of {', '.join(POLICIES)}")
         if self.kv_dtype not in ITEM_BYTES:
             raise ConfigError(
                 f"kv_dtype of the schedule is {self.kv_dtype!r}; it must be one of {', '.join(ITEM_BYTES)}"

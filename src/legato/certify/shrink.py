@@ -101,6 +101,7 @@ def _plainer(schedule: Schedule, most_blocks: int) -> Iterator[Schedule]:
     plain: list[dict[str, Any]] = [
         {"threads": 1},
         {"ahead": False},
+        {"policy": "fcfs"},
         {"cache": False, "host_blocks": 0},
         {"host_blocks": 0},
         {"pool_blocks": most_blocks},

@@ -17,7 +17,7 @@ from legato.certify.schedule import Schedule
 from legato.certify.totals import Totals
 from legato.core.budget import StepBudget
 from legato.core.plan import StepPlan, StepResult
-from legato.core.policy import FCFS
+from legato.core.policy import POLICIES
 from legato.core.request import Finished
 from legato.core.schedule import plan_step
 from legato.core.state import SchedulerState
@@ -121,6 +121,7 @@ class _Trial:
         self.executor.bind(self.state)
         self.executor.observe = self._compare_logits
         self.budget = StepBudget(schedule.step_tokens, schedule.max_seqs)
+        self.policy = POLICIES[schedule.policy]
         self.depth = 2 if schedule.ahead else 1
         self.planned: list[StepPlan] = []  # applied, not executed
         self.executed: StepResult | None = None
@@ -190,7 +191,7 @@ class _Trial:
     def _advance(self) -> None:
         if not self.state.has_work:
             return
-        plan = plan_step(self.state, self.budget, FCFS)
+        plan = plan_step(self.state, self.budget, self.policy)
         if plan.request_ids or plan.preempt:
             self._count(plan)
             self._apply(plan)
