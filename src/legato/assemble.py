@@ -12,6 +12,7 @@ from legato.config import EngineConfig, format_size
 from legato.core.budget import StepBudget
 from legato.core.policy import POLICIES
 from legato.core.state import SchedulerState
+from legato.core.tenants import Tenants
 from legato.engine.loop import Engine
 from legato.engine.pacer import Pacer
 from legato.engine.text import ModelText
@@ -55,9 +56,11 @@ def build_engine(config: EngineConfig, path: Path, report: ReportProgress) -> tu
         loaded.max_model_len,
         cache_root=root if config.enable_prefix_caching else None,
         host_blocks=host_blocks,
+        policy=POLICIES[config.policy],
+        tenants=Tenants(dict(config.tenant_weights)),
     )
     pacer, promise = _pacer(config, loaded, budget, report)
-    engine = Engine(state, loaded.executor, POLICIES[config.policy], budget, time.perf_counter, archive, pacer)
+    engine = Engine(state, loaded.executor, budget, time.perf_counter, archive, pacer)
     footprint = loaded.footprint
     info = EngineInfo(
         max_model_len=loaded.max_model_len,

@@ -12,7 +12,7 @@ KvDtype = Literal["f16", "f32"]
 Activations = Literal["int8", "bf16", "f32"]
 Quantize = Literal["int8", "int4"]
 Prefer = Literal["itl", "ttft"]
-PolicyName = Literal["fcfs", "slo"]
+PolicyName = Literal["fcfs", "slo", "fair"]
 AUTO_ITL = 0.0
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -36,7 +36,12 @@ class EngineConfig:
     `itl_ms`: the longest gap wanted between two tokens of a stream; each step gets as many prompt tokens as fit. 0: by
     what a decode step takes on this machine; None: steps are bounded by their tokens alone. `prefill_share`: of that
     gap, what prompts have at least; None: 0.2. `prefer`: which of the two is kept when both cannot be; None: itl.
-    `policy`: fcfs, first come first served; slo, the shortest prompt first, where waiting counts.
+    `ttft_ms`: how soon a first token is wanted of a request that does not say it itself; None: whenever.
+    `policy`: fcfs, first come first served; slo, by deadline, then the shortest prompt first, where waiting counts;
+    fair, tenants share by `tenant_weights`, ("name", weight), 1.0 for all others, and each's requests go as in slo.
+    `long_prefill_token_threshold`: tokens of one prompt in a step, at most. `max_num_partial_prefills`: prompts that a
+    step computes a part of, at most. None: as many as there is room for.
+    `async_scheduling`: plans a step while the one before it computes.
     `enable_prefix_caching`: keeps the KV of what was computed, for prompts that begin alike. `swap_space_bytes`: host
     memory for KV that the pool has to give up, used if copying is quicker than computing. `kv_cache_dir`: a folder, of
     `kv_cache_bytes` at most (None: 10 GiB), where KV outlives the process.
@@ -55,7 +60,12 @@ class EngineConfig:
     itl_ms: float | None = None
     prefill_share: float | None = None
     prefer: Prefer | None = None
+    ttft_ms: float | None = None
     policy: PolicyName = "slo"
+    tenant_weights: tuple[tuple[str, float], ...] = ()
+    long_prefill_token_threshold: int | None = None
+    max_num_partial_prefills: int | None = None
+    async_scheduling: bool = True
     enable_prefix_caching: bool = True
     swap_space_bytes: int = 0
     kv_cache_dir: str | None = None
@@ -77,6 +87,8 @@ class EngineConfig:
         self._bound("threads", 0, 1 << 10)
         self._bound("swap_space_bytes", 0, 1 << 48)
         self._bound("kv_cache_bytes", 1, 1 << 48)
+        self._bound("long_prefill_token_threshold", 1, 1 << 20)
+        self._bound("max_num_partial_prefills", 1, 1 << 16)
         if self.kv_cache_bytes is not None and self.kv_cache_dir is None:
             raise ConfigError("kv_cache_size is that of kv_cache_dir, and there is none; name a folder")
         if not self.enable_prefix_caching and (self.swap_space_bytes or self.kv_cache_dir is not None):
@@ -97,6 +109,15 @@ class EngineConfig:
         for name in ("prefill_share", "prefer"):
             if self.itl_ms is None and getattr(self, name) is not None:
                 raise ConfigError(f"{name} is a part of the gap between tokens, and none is planned for; give itl_ms")
+        if self.ttft_ms is not None and not 1.0 <= self.ttft_ms <= 3_600_000.0:
+            raise ConfigError(f"ttft_ms is {self.ttft_ms:g}; it must be from 1 to 3,600,000 milliseconds")
+        if self.ttft_ms is not None and self.policy == "fcfs":
+            raise ConfigError("ttft_ms orders requests, and fcfs keeps their order; choose another policy")
+        if self.tenant_weights and self.policy != "fair":
+            raise ConfigError(f"tenant_weights mean nothing to policy {self.policy}; choose fair")
+        for tenant, weight in self.tenant_weights:
+            if not 0.001 <= weight <= 1000.0:
+                raise ConfigError(f"the weight of tenant '{tenant}' is {weight:g}; it must be from 0.001 to 1,000")
         if self.prefill_share is not None and not 0.0 <= self.prefill_share <= 0.9:
             raise ConfigError(f"prefill_share is {self.prefill_share:g}; it must be from 0 to 0.9")
         for name, choices in (

@@ -12,6 +12,7 @@ from legato.core.policy import FCFS, Policy
 from legato.core.request import Finished, Request, StopRule
 from legato.core.schedule import plan_step
 from legato.core.state import SchedulerState
+from legato.core.tenants import Tenants
 
 
 def prompt_of(tokens: int, salt: int = 1) -> tuple[int, ...]:
@@ -42,9 +43,18 @@ class Driver:
         cache: bool = True,
         host_blocks: int = 0,
         logit_rows: int = 64,
+        tenants: Tenants | None = None,
     ) -> None:
         root = b"" if cache else None
-        self.state = SchedulerState(blocks, block_tokens, max_model_len, cache_root=root, host_blocks=host_blocks)
+        self.state = SchedulerState(
+            blocks,
+            block_tokens,
+            max_model_len,
+            cache_root=root,
+            host_blocks=host_blocks,
+            policy=policy,
+            tenants=tenants,
+        )
         self.executor = FakeExecutor(block_tokens)
         self.executor.bind(self.state)
         self.budget = StepBudget(max_tokens, max_tokens if max_seqs is None else max_seqs, logit_rows)
@@ -166,6 +176,9 @@ def check_plan(state: SchedulerState, budget: StepBudget, plan: StepPlan) -> Non
     ready = [slot for slot in state.running if slot.known - slot.scheduled == 1]
     assert plan.rows <= budget.max_tokens
     assert sum(stop - start for _, start, stop in plan.scores) <= budget.prompt_logit_rows
+    chunks = list(zip(plan.counts[plan.decodes :], plan.samples[plan.decodes :], strict=True))
+    assert budget.chunk_tokens is None or all(count <= budget.chunk_tokens for count, _ in chunks)
+    assert budget.partial_prefills is None or sum(not last for _, last in chunks) <= budget.partial_prefills
     assert len(set(plan.request_ids)) == len(plan.request_ids)
     assert not set(plan.preempt) & set(plan.request_ids)
     assert set(plan.admit) <= set(plan.request_ids)

@@ -19,3 +19,9 @@ def test_a_budget_with_fewer_tokens_than_requests_is_refused_with_both_numbers()
 def test_a_budget_that_runs_nothing_is_refused(max_tokens: int, max_seqs: int) -> None:
     with pytest.raises(ConfigError):
         StepBudget(max_tokens, max_seqs)
+
+
+@pytest.mark.parametrize("option", ["chunk_tokens", "partial_prefills"])
+def test_a_budget_that_computes_no_prompt_is_refused(option: str) -> None:
+    with pytest.raises(ConfigError, match=f"{option} is 0"):
+        StepBudget(**{option: 0})  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -14,6 +15,7 @@ from legato.core.plan import StepPlan
 from legato.core.policy import FCFS, SLO, Policy
 from legato.core.prefix import NOTHING, Prefix
 from legato.core.schedule import plan_step
+from legato.core.tenants import Price, Tenant
 from legato.errors import ConfigError
 
 
@@ -33,6 +35,9 @@ class At:
     overtaken: int = 0
     arrival_s: float = 0.0
     last_token_s: float = 0.0
+    itl_s: float | None = None
+    due_s: float = math.inf
+    tenant: Tenant = field(default_factory=lambda: Tenant("", 1.0, Price()))
     prefix: Prefix = NOTHING
 
     @property

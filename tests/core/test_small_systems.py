@@ -8,12 +8,12 @@ from itertools import combinations_with_replacement, product
 import pytest
 from tests.core.drive import Driver, request_of
 
-from legato.core.policy import FCFS, SLO, Policy
+from legato.core.policy import FAIR, FCFS, SLO, Policy
 from legato.core.request import Request
 
 # Prompt tokens, tokens to generate. Blocks hold 2 and the pool 8: two that grow cannot both stay.
 KINDS = [(1, 1), (1, 5), (3, 1), (3, 3), (4, 4)]
-POLICIES = [FCFS, replace(FCFS, name="greedy", spare_blocks=lambda inside: 0), SLO]
+POLICIES = [FCFS, replace(FCFS, name="greedy", spare_blocks=lambda inside: 0), SLO, FAIR]
 
 
 def arrivals(requests: list[Request], at: tuple[int, ...], driver: Driver) -> None:

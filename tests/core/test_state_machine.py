@@ -6,6 +6,7 @@ is checked each time.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -13,11 +14,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.core.drive import check_plan, check_scores, prompt_of, take_scores
+from tests.core.timed import MACHINE
 from tests.fakes import FakeExecutor, expected_output
 
-from legato.core.budget import StepBudget
+from legato.core.budget import StepBudget, StepTime
 from legato.core.plan import StepPlan, StepResult, TokenLogprobs
-from legato.core.policy import FCFS, SLO, Policy
+from legato.core.policy import FAIR, FCFS, SLO, Policy
 from legato.core.request import Finished, Request, Sampling, StopRule
 from legato.core.schedule import plan_step
 from legato.core.state import SchedulerState
@@ -38,7 +40,10 @@ class Scheduling(RuleBasedStateMachine):
         cache=st.integers(0, 7),
         overtakes=st.integers(0, 2),
         logit_rows=st.integers(1, 9),
-        base=st.sampled_from([FCFS, SLO]),
+        chunk_tokens=st.sampled_from([None, None, 1, 4]),
+        partial_prefills=st.sampled_from([None, None, 1, 2]),
+        time=st.sampled_from([None, StepTime(MACHINE, 1.0, 0.006), StepTime(MACHINE, 1.0, 0.004, token_s=0.1)]),
+        base=st.sampled_from([FCFS, SLO, FAIR]),
     )
     def start(
         self,
@@ -53,12 +58,24 @@ class Scheduling(RuleBasedStateMachine):
         cache: int,
         overtakes: int,
         logit_rows: int,
+        chunk_tokens: int | None,
+        partial_prefills: int | None,
+        time: StepTime | None,
         base: Policy,
     ) -> None:
         self.policy = replace(base, spare_blocks=lambda inside: inside * spare_blocks, overtakes=overtakes)
         root = b"model" if cache else None
-        self.state = SchedulerState(blocks, block_tokens, max_model_len, cache_root=root, host_blocks=host_blocks)
-        self.budget = StepBudget(max_tokens, min(max_seqs, max_tokens), logit_rows)
+        self.state = SchedulerState(
+            blocks, block_tokens, max_model_len, cache_root=root, host_blocks=host_blocks, policy=base
+        )
+        self.budget = StepBudget(
+            max_tokens,
+            min(max_seqs, max_tokens),
+            logit_rows,
+            time,
+            chunk_tokens=chunk_tokens,
+            partial_prefills=partial_prefills,
+        )
         self.executor = FakeExecutor(block_tokens)
         self.executor.bind(self.state)
         self.depth = depth
@@ -80,6 +97,8 @@ class Scheduling(RuleBasedStateMachine):
         tenant=st.sampled_from([b"", b"", b"", b"other"]),
         image=st.sampled_from([(), (), (), ((1, b"cat"),), ((1, b"dog"),)]),
         score_from=st.sampled_from([None, None, 0, 0, 3, 9, 99]),
+        arrival_s=st.sampled_from([0.0, 0.01, 5.0]),
+        due_s=st.sampled_from([math.inf, math.inf, 0.0, 0.02, 3.0]),
     )
     def submit(
         self,
@@ -92,6 +111,8 @@ class Scheduling(RuleBasedStateMachine):
         tenant: bytes,
         image: tuple[tuple[int, bytes], ...],
         score_from: int | None,
+        arrival_s: float,
+        due_s: float,
     ) -> None:
         """`own`: tokens at the end of the prompt that no other request has. `score_from`: its logprobs are wanted."""
         request_id = len(self.requests)
@@ -101,7 +122,16 @@ class Scheduling(RuleBasedStateMachine):
         rule_ = StopRule(max_tokens, frozenset(range(stop, 97, 7)), min_tokens)
         scored = Sampling(prompt_logprobs=None if score_from is None else 1, prompt_logprobs_start=score_from or 0)
         self.requests[request_id] = Request(
-            request_id, prompt, scored, rule_, priority=priority, cache_salt=tenant, attachments=image
+            request_id,
+            prompt,
+            scored,
+            rule_,
+            arrival_s,
+            priority,
+            cache_salt=tenant,
+            attachments=image,
+            due_s=due_s,
+            tenant=tenant.decode(),
         )
         self.outputs[request_id] = []
         self.scores[request_id] = []

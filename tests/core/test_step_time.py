@@ -5,65 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from benchmarks.scheduler import sampled
-from tests.core.drive import Driver, prompt_of, request_of
+from tests.core.drive import prompt_of, request_of
+from tests.core.timed import MACHINE, Timed, streams
 
 from legato.core.budget import Prefer, StepBudget, StepTime
-from legato.core.cost import Curve, StepCost
-from legato.core.plan import StepPlan
-from legato.core.policy import FCFS, SLO, Policy
+from legato.core.policy import FCFS, SLO
 from legato.core.promise import prompt_seconds
 from legato.core.request import Request, StopRule
 from legato.core.schedule import plan_step
-from legato.core.shape import Attention, StepShape
-
-# 4 ms a step, 0.25 ms a row, a microsecond for each 10 keys behind a row.
-MACHINE = StepCost(Attention(), rows=Curve((1,), (0.004,), 0.00025), pair_s=1e-7)
-
-
-class Timed(Driver):
-    """A driver with a clock: a step takes what `MACHINE` says. `gaps`: of each request, in seconds."""
-
-    def __init__(self, *, itl_s: float, prefer: Prefer = "itl", policy: Policy = SLO, max_seqs: int = 64) -> None:
-        super().__init__(blocks=4000, block_tokens=16, max_tokens=512, max_seqs=max_seqs, policy=policy)
-        self.time = StepTime(MACHINE, 0.0, itl_s, prefer=prefer)
-        self.plain = self.budget
-        self.now_s = 0.0
-        self.last_s: dict[int, float] = {}
-        self.first_s: dict[int, float] = {}
-        self.gaps: dict[int, list[float]] = {}
-
-    def arrive(self, request: Request) -> None:
-        self.submit(replace(request, arrival_s=self.now_s))
-
-    def tick(self) -> StepPlan:
-        self.budget = replace(self.plain, time=replace(self.time, now_s=self.now_s))
-        plan = plan_step(self.state, self.budget, self.policy)
-        self.state.apply(plan)
-        result = sampled(plan)
-        self.now_s += MACHINE.predict(StepShape.of(plan, MACHINE.attention))
-        self.note(self.state.commit(result, self.now_s))
-        for request_id in self.state.emitted.request_ids:
-            if request_id in self.last_s:
-                self.gaps.setdefault(request_id, []).append(self.now_s - self.last_s[request_id])
-            self.first_s.setdefault(request_id, self.now_s)
-            self.last_s[request_id] = self.now_s
-        return plan
-
-    def tick_until(self, request_id: int, most: int = 5000) -> None:
-        for _ in range(most):
-            if request_id in self.first_s:
-                return
-            self.tick()
-        raise AssertionError(f"request {request_id} has no token after {most} steps")
-
-
-def streams(driver: Timed, count: int, tokens: int = 100_000) -> None:
-    for i in range(count):
-        driver.arrive(Request(i, prompt_of(8, i), stop=StopRule(tokens)))
-    while len(driver.first_s) < count:
-        driver.tick()
-    driver.gaps.clear()
+from legato.core.shape import StepShape
 
 
 @pytest.mark.parametrize("itl_s", [0.02, 0.06, 0.2])
@@ -119,7 +69,7 @@ def test_of_prompts_that_do_not_fit_only_the_first_has_a_row() -> None:
     for request_id in range(100, 110):
         driver.arrive(request_of(request_id, 400, 1))
     for _ in range(3):
-        driver.policy = replace(SLO, prompts=lambda prefills, waiting, now_s: [*waiting, *prefills])
+        driver.policy = replace(SLO, prompts=lambda prefills, waiting, moment: [*waiting, *prefills])
         driver.plain = replace(driver.plain, max_tokens=120)
         driver.tick()
     assert len([slot for slot in driver.state.running if slot.known - slot.scheduled > 1]) >= 2

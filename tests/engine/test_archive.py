@@ -8,7 +8,6 @@ import pytest
 from tests.fakes import FakeClock, FakeExecutor, expected_output
 
 from legato.core.budget import StepBudget
-from legato.core.policy import FCFS
 from legato.core.request import Finished, Request, StopRule
 from legato.core.state import SchedulerState
 from legato.engine.loop import Engine
@@ -63,7 +62,7 @@ class FakeArchive:
 def engine_of(archive: FakeArchive, *, host_blocks: int = 8, blocks: int = 32) -> Engine:
     archive.executor = FakeExecutor(4)
     state = SchedulerState(blocks, 4, 1000, host_blocks=host_blocks)
-    return Engine(state, archive.executor, FCFS, StepBudget(16, 4), FakeClock(), archive)
+    return Engine(state, archive.executor, StepBudget(16, 4), FakeClock(), archive)
 
 
 def request(request_id: int, tokens: int = 21, max_tokens: int = 2) -> Request:

@@ -9,7 +9,6 @@ from tests.fakes import FakeClock, FakeExecutor, expected_output, expected_score
 
 from legato.core.budget import StepBudget
 from legato.core.plan import StepPlan, StepResult, TokenLogprobs
-from legato.core.policy import FCFS
 from legato.core.request import Request, Sampling, StopRule
 from legato.core.state import SchedulerState
 from legato.engine.loop import Engine, StepEvents
@@ -50,7 +49,7 @@ class Chatty(FakeExecutor):
 
 def engine_of(executor: FakeExecutor, *, blocks: int = 32, max_tokens: int = 16, max_seqs: int = 8) -> Engine:
     state = SchedulerState(blocks, executor.block_tokens, 1000)
-    return Engine(state, executor, FCFS, StepBudget(max_tokens, max_seqs), FakeClock())
+    return Engine(state, executor, StepBudget(max_tokens, max_seqs), FakeClock())
 
 
 def request(request_id: int, prompt_tokens: int = 5, max_tokens: int = 4) -> Request:

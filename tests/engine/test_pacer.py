@@ -39,8 +39,8 @@ class Timed(FakeExecutor):
 def engine_of(itl_s: float, *, blocks: int = 200) -> tuple[Engine, Timed]:
     executor = Timed()
     pacer = Pacer(CostTracker(MACHINE, margin=1.0), itl_s=itl_s, slack_s=0.0)
-    state = SchedulerState(blocks, 16, 3000)
-    return Engine(state, executor, SLO, StepBudget(128, 32), executor, pacer=pacer), executor
+    state = SchedulerState(blocks, 16, 3000, policy=SLO)
+    return Engine(state, executor, StepBudget(128, 32), executor, pacer=pacer), executor
 
 
 def submit(engine: Engine, request_id: int, tokens: int, max_tokens: int) -> None:

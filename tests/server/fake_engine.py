@@ -14,7 +14,6 @@ import time
 
 from legato.core.budget import StepBudget
 from legato.core.plan import PromptLogprobs, StepPlan, StepResult, TokenLogprobs
-from legato.core.policy import FCFS
 from legato.core.state import SchedulerState
 from legato.core.view import RowSource
 from legato.engine.loop import Engine
@@ -102,7 +101,7 @@ def build(
         time.sleep(60)
     report("reading weights", 2, 2)
     state = SchedulerState(blocks, BLOCK_TOKENS, max_model_len)
-    engine = Engine(state, FakeExecutor(step_s), FCFS, StepBudget(chunk, max_seqs), time.perf_counter)
+    engine = Engine(state, FakeExecutor(step_s), StepBudget(chunk, max_seqs), time.perf_counter)
     info = EngineInfo(
         max_model_len=max_model_len,
         vocab=VOCAB,

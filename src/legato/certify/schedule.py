@@ -57,6 +57,7 @@ class Arrival:
             StopRule(self.max_tokens),
             priority=self.priority,
             cache_salt=self.salt.encode(),
+            tenant=self.salt,
         )
 
 

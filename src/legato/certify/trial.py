@@ -111,6 +111,7 @@ class _Trial:
             shape.max_model_len,
             cache_root=b"certify" if schedule.cache else None,
             host_blocks=schedule.host_blocks,
+            policy=POLICIES[schedule.policy],
         )
         self.executor = rig.executor(
             schedule.kv_dtype,
@@ -121,7 +122,6 @@ class _Trial:
         self.executor.bind(self.state)
         self.executor.observe = self._compare_logits
         self.budget = StepBudget(schedule.step_tokens, schedule.max_seqs)
-        self.policy = POLICIES[schedule.policy]
         self.depth = 2 if schedule.ahead else 1
         self.planned: list[StepPlan] = []  # applied, not executed
         self.executed: StepResult | None = None
@@ -191,7 +191,7 @@ class _Trial:
     def _advance(self) -> None:
         if not self.state.has_work:
             return
-        plan = plan_step(self.state, self.budget, self.policy)
+        plan = plan_step(self.state, self.budget, self.state.policy)
         if plan.request_ids or plan.preempt:
             self._count(plan)
             self._apply(plan)

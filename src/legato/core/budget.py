@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from legato.core.cost import StepCost
+from legato.core.policy import Moment
 from legato.core.view import Progress
 from legato.errors import ConfigError
 
@@ -18,9 +19,11 @@ Prefer = Literal["itl", "ttft"]
 class StepTime:
     """How long the next step may take. Seconds; `now_s` on the clock that `Progress.last_token_s` is read from.
 
+    `now_s`: when the step will begin, which is when the tokens of a step still in flight are there.
     `cost`: predictions to plan with, their margin included. `itl_s`: the longest gap wanted between two tokens of a
     stream. `prefill_share`: of that gap, what prompts are to have at least. `prefer`: which of the two gives way when
-    both cannot hold: with "itl" prompts do, down to `least_rows` a step, with "ttft" the gap does.
+    both cannot hold: with "itl" prompts do, down to `least_rows` a step, with "ttft" the gap does. `token_s`: what a
+    token of a prompt takes at present, steps' other work included; 0 if nobody knows.
     """
 
     cost: StepCost
@@ -29,17 +32,27 @@ class StepTime:
     prefill_share: float = 0.2
     prefer: Prefer = "itl"
     least_rows: int = 1
+    token_s: float = 0.0
 
     def step_seconds(self, decodes: Sequence[Progress], decode_s: float) -> float:
         """Seconds until the first of `decodes`, which alone take `decode_s`, is late. Endless if nobody decodes.
 
-        Or longer, if prompts would have less than their share and are to have it.
+        Or longer, if prompts would have less than their share and are to have it. A gap that a request wants for
+        itself and that is below everybody's never takes their share from prompts.
         """
-        if not decodes:
-            return math.inf
-        left_s = min(r.last_token_s for r in decodes) + self.itl_s - self.now_s
-        prompts_s = self.prefill_share * self.itl_s
-        return left_s if self.prefer == "itl" else max(left_s, decode_s + prompts_s)
+        due_s = own_due_s = math.inf
+        for r in decodes:
+            last_s = self.now_s if r.in_flight else r.last_token_s
+            if r.itl_s is None:
+                due_s = min(due_s, last_s + self.itl_s)
+            else:
+                due_s = min(due_s, last_s + max(r.itl_s, self.itl_s))
+                own_due_s = min(own_due_s, last_s + r.itl_s)
+        with_share_s = decode_s + self.prefill_share * self.itl_s
+        left_s, own_left_s = due_s - self.now_s, own_due_s - self.now_s
+        if self.prefer == "ttft":
+            left_s = max(left_s, with_share_s)
+        return min(left_s, max(own_left_s, with_share_s))
 
     @property
     def most_decode_s(self) -> float:
@@ -55,12 +68,15 @@ class StepBudget:
     there is one. `prompt_logit_rows`: rows whose logits a step may compute for the log-probabilities of prompts, at
     least 1: memory for logits does not grow with a prompt. Raises ConfigError, with the numbers, otherwise.
     `time`: how long the step may take; None: as long as its tokens do.
+    `chunk_tokens`: of one prompt, at most. `partial_prefills`: prompts that a step may compute a part of, at most.
     """
 
     max_tokens: int = 512
     max_seqs: int = 64
     prompt_logit_rows: int = 64
     time: StepTime | None = None
+    chunk_tokens: int | None = None
+    partial_prefills: int | None = None
 
     def __post_init__(self) -> None:
         if self.max_seqs < 1:
@@ -73,10 +89,15 @@ class StepBudget:
         if self.prompt_logit_rows < 1:
             raise ConfigError(f"prompt_logit_rows is {self.prompt_logit_rows}; 1 is the least that scores a prompt")
 
+        for name in ("chunk_tokens", "partial_prefills"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is {value}; no prompt would ever be computed: 1 is the least")
+
     @property
-    def now_s(self) -> float:
-        """When the step is planned; 0 where time does not count."""
-        return 0.0 if self.time is None else self.time.now_s
+    def moment(self) -> Moment:
+        """What policies may know of time; nothing where it does not count."""
+        return Moment() if self.time is None else Moment(self.time.now_s, self.time.token_s)
 
     @property
     def logit_rows(self) -> int:

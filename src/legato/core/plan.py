@@ -18,6 +18,7 @@ class StepPlan:
     of them is in `request_ids`. `overtaken`: requests that do not fit, and behind which one that does is admitted.
     `scores`: (request, start, stop) where the logits of its rows `[start, stop)` are needed as well, for the
     log-probabilities of the prompt's tokens after them; in the order of `request_ids`.
+    `missed`: requests whose first token cannot be there when it is due; they go on without a time.
     """
 
     step: int
@@ -30,6 +31,7 @@ class StepPlan:
     decodes: int = 0
     overtaken: tuple[int, ...] = ()
     scores: tuple[tuple[int, int, int], ...] = ()
+    missed: tuple[int, ...] = ()
 
     @property
     def rows(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -51,6 +52,8 @@ class Request:
 
     `priority`: the lower, the earlier it is admitted and the later it is preempted. `cache_salt`: cached prefixes are
     shared among requests of one salt only. `attachments`: (position, digest) of what the prompt holds besides tokens.
+    `itl_s`: the longest gap wanted between its tokens; None: as everybody's. `due_s`: when its first token is wanted,
+    on the same clock; endless if whenever. `tenant`: who is served by it, where tenants share.
     """
 
     request_id: int
@@ -61,6 +64,9 @@ class Request:
     priority: int = 0
     cache_salt: bytes = b""
     attachments: tuple[tuple[int, bytes], ...] = ()
+    itl_s: float | None = None
+    due_s: float = math.inf
+    tenant: str = ""
 
     @property
     def scored_rows(self) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from legato.core.budget import StepBudget
@@ -59,6 +60,19 @@ class Room:
             logit_rows = last - first + (stop == request.known)
             self._now = self._now.with_chunk(self._time.cost.attention, start, stop - start, logit_rows)
         return first, last
+
+    def take_back(self, start: int, stop: int) -> None:
+        """Undoes `take` for rows of a prompt that is not finished with them, nor scored."""
+        self.tokens += stop - start
+        if self._time is not None:
+            attention, now, rows = self._time.cost.attention, self._now, stop - start
+            self._now = dataclasses.replace(
+                now,
+                rows=now.rows - rows,
+                sequences=now.sequences - 1,
+                pairs=now.pairs - attention.pairs(start, rows),
+                kv_tokens=now.kv_tokens - attention.kv_tokens(start, rows),
+            )
 
     def lets_in(self, request: Progress, start: int) -> bool:
         """Whether `request` may enter: there is time for a row of it, and one more that decodes leaves streams their

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from itertools import islice
 
 from legato.core.budget import StepBudget
+from legato.core.draft import Draft
 from legato.core.plan import StepPlan
 from legato.core.policy import Policy
-from legato.core.room import Room
 from legato.core.view import Progress, SchedulerView
 from legato.errors import ConfigError
 
@@ -48,25 +48,8 @@ def plan_step(view: SchedulerView, budget: StepBudget, policy: Policy) -> StepPl
         growing = growing[:free_blocks]
     free_blocks -= len(growing)
 
-    request_ids = [r.request_id for r in decodes]
-    starts = [r.scheduled for r in decodes]
-    counts = [1] * len(decodes)
-    samples = [True] * len(decodes)
-    scores: list[tuple[int, int, int]] = []
-    room = Room(budget, decodes, prefills)
-
-    def pack(request: Progress, start: int) -> None:
-        stop = room.stop(request, start)
-        if stop == start:
-            return
-        first, last = room.take(request, start, stop)
-        request_ids.append(request.request_id)
-        starts.append(start)
-        counts.append(stop - start)
-        samples.append(stop == request.known)
-        if last > first:
-            scores.append((request.request_id, first, last))
-
+    draft = Draft(budget, decodes, prefills)
+    room = draft.room
     admitted: list[int] = []
     misfits: list[int] = []
     overtaken: tuple[int, ...] = ()
@@ -74,13 +57,19 @@ def plan_step(view: SchedulerView, budget: StepBudget, policy: Policy) -> StepPl
     behind = {r.request_id for r in prefills}  # whose turn has not come
     # Whoever was just preempted stands near the front of the queue: nobody enters over his head.
     left_seqs = 0 if victims else budget.max_seqs - len(running)
-    queue = islice(view.waiting, policy.lookahead) if left_seqs > 0 else ()
-    for request in policy.prompts(prefills, queue, budget.now_s) if room.tokens else ():
+    queue = list(islice(view.waiting, policy.lookahead)) if left_seqs > 0 and room.tokens else []
+    moment = budget.moment
+    missed = [r.request_id for part in (prefills, queue) for r in part if moment.is_too_late_for(r)]
+    candidates = len(prefills) + len(queue)
+    for request in policy.prompts(prefills, queue, moment) if room.tokens else ():
+        draft.turn_to(request.priority)
         if not room.tokens:
             break
+        candidates -= 1
+        leaves = policy.leaves if candidates else 0.0
         if request.covered:
             behind.discard(request.request_id)
-            pack(request, request.scheduled)
+            draft.pack(request, request.scheduled, leaves)
             continue
         if not left_seqs or (request.scored < request.score_stop and not room.scores):
             continue  # it enters when those before it are done, or scored
@@ -99,30 +88,22 @@ def plan_step(view: SchedulerView, budget: StepBudget, policy: Policy) -> StepPl
         # A block that is copied back counts as a row: it takes about the time of one.
         stored_blocks = min(prefix.stored_blocks, room.tokens - 1)
         start = (prefix.blocks + stored_blocks) * view.block_tokens
+        room.tokens -= stored_blocks
+        if room.stop(request, start) > draft.stop(request, start) == start:
+            room.tokens += stored_blocks
+            continue  # prompts that a step computes a part of are limited in number
         if not room.lets_in(request, start):
             left_seqs = 0
             continue
-        room.tokens -= stored_blocks
         free_blocks -= blocks
         admitted.append(request.request_id)
         if prefix.next_key is not None:
             entering.add(prefix.next_key)
-        pack(request, start)
+        draft.pack(request, start, leaves)
         overtaken = tuple(misfits)
         left_seqs = 0 if misfits else left_seqs - 1
 
-    return StepPlan(
-        view.next_step,
-        tuple(request_ids),
-        tuple(starts),
-        tuple(counts),
-        tuple(samples),
-        tuple(admitted),
-        tuple(victims),
-        len(decodes),
-        overtaken,
-        tuple(scores),
-    )
+    return draft.finish(view.next_step, admitted, victims, overtaken, missed)
 
 
 def _choose_victims(view: SchedulerView, policy: Policy, growing: Sequence[Progress]) -> tuple[list[int], int]:

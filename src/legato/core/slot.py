@@ -7,6 +7,7 @@ from array import array
 
 from legato.core.prefix import KeyChain
 from legato.core.request import Finished, FinishReason, Request
+from legato.core.tenants import Price, Tenant
 
 
 class Slot:
@@ -27,9 +28,11 @@ class Slot:
         "chain",
         "computed",
         "covered",
+        "due_s",
         "ended",
         "first_stop",
         "in_flight",
+        "itl_s",
         "known",
         "last_token_s",
         "limit",
@@ -45,15 +48,21 @@ class Slot:
         "score_stop",
         "scored",
         "stop_ids",
+        "tenant",
         "tokens",
     )
 
-    def __init__(self, request: Request, context: int, rank: int, chain: KeyChain | None) -> None:
+    def __init__(
+        self, request: Request, context: int, rank: int, chain: KeyChain | None, tenant: Tenant | None = None
+    ) -> None:
         self.request = request
         self.request_id = request.request_id
         self.priority = request.priority
         self.rank = rank  # how many were submitted before it
         self.arrival_s = request.arrival_s
+        self.itl_s = request.itl_s
+        self.due_s = request.due_s  # endless once its first token cannot be there in time
+        self.tenant = tenant or Tenant(request.tenant, 1.0, Price())
         self.last_token_s = math.inf  # nobody waits for the token after one that there is not
         self.tokens = array("i", request.prompt)
         self.blocks: list[int] = []
@@ -95,3 +104,20 @@ class Slot:
         return Finished(
             self.request_id, reason, prompt_tokens, generated_tokens, self.preemptions, message, cached_tokens
         )
+
+    def check(self, block_tokens: int, context: int, flights: int) -> None:
+        """Asserts what must hold of it between the verbs. `flights`: steps in flight that contain it."""
+        name = f"request {self.request_id}"
+        held_tokens = len(self.blocks) * block_tokens
+        assert 0 <= self.computed <= self.scheduled <= self.known < self.limit <= context, f"{name}: cursors"
+        assert self.scored >= min(self.scheduled, self.score_stop), f"{name}: a row of its prompt was not scored"
+        assert self.published * block_tokens <= self.computed, f"{name}: a block is cached and not computed"
+        assert self.in_flight == flights, f"{name}: steps in flight"
+        assert self.in_flight or self.computed == self.scheduled, f"{name}: scheduled, but nothing in flight"
+        assert self.in_flight or self.known == len(self.tokens), f"{name}: a token is promised, but nothing in flight"
+        assert self.scheduled <= held_tokens < self.scheduled + block_tokens, f"{name}: too many or too few blocks"
+        if self.ended:
+            assert self.in_flight, f"{name}: ended and kept"
+        elif self.covered:
+            assert self.covered >= held_tokens and self.covered % block_tokens == 0, f"{name}: reservation"
+            assert self.covered >= self.known or self.known - self.scheduled <= 1, f"{name}: prompt is not reserved"

@@ -10,10 +10,12 @@ from legato.core.flight import Flight
 from legato.core.host import Move
 from legato.core.memory import KvMemory
 from legato.core.plan import StepPlan, StepResult
+from legato.core.policy import FCFS, Policy
 from legato.core.prefix import KeyChain, Prefix, root_key
 from legato.core.queue import WaitingQueue
 from legato.core.request import Finished, FinishReason, Request
 from legato.core.slot import Slot
+from legato.core.tenants import Tenants
 from legato.errors import ConfigError, PromptTooLong, RequestError
 
 
@@ -28,7 +30,8 @@ class SchedulerState:
     A request ends with "length" at `context` tokens, the smaller of `max_model_len` and the whole pool: alone it always
     fits, so that preempting the others always lets the oldest go on. Raises ConfigError for sizes that serve nothing.
     `cache_root`: names the model with every option that changes bits; None: no prefix cache. `host_blocks`: blocks of
-    host memory that take what the pool has to give up.
+    host memory that take what the pool has to give up. `policy`: the one to plan with: it orders the queue. `tenants`:
+    their weights, and what work counts for.
     """
 
     def __init__(
@@ -39,6 +42,8 @@ class SchedulerState:
         *,
         cache_root: bytes | None = b"",
         host_blocks: int = 0,
+        policy: Policy = FCFS,
+        tenants: Tenants | None = None,
     ) -> None:
         for name, value, least in (
             ("kv_blocks", kv_blocks, 1),
@@ -51,6 +56,8 @@ class SchedulerState:
         self.block_tokens = block_tokens
         self.max_model_len = max_model_len
         self.context = min(max_model_len, kv_blocks * block_tokens)
+        self.policy = policy
+        self.tenants = tenants or Tenants()
         self.next_step = 0
         self.preemptions = 0
         self.overtakes = 0
@@ -64,7 +71,7 @@ class SchedulerState:
         self._submitted = 0
         self._slots: dict[int, Slot] = {}
         self._running: list[Slot] = []
-        self._waiting = WaitingQueue()
+        self._waiting = WaitingQueue(policy.turn, by_tenant=policy.by_tenant)
         self._flights: deque[Flight] = deque()
 
     # ── SchedulerView ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -76,7 +83,7 @@ class SchedulerState:
 
     @property
     def waiting(self) -> Collection[Slot]:
-        """Requests not admitted, by priority, then by arrival."""
+        """Requests not admitted, by priority, then in the order of the policy."""
         return self._waiting
 
     @property
@@ -124,6 +131,11 @@ class SchedulerState:
         return bool(self._slots or self._flights)
 
     @property
+    def pending_tokens(self) -> int:
+        """Tokens that no step was planned for yet, but for the one next to come of each stream. Cost: O(running)."""
+        return self._waiting.tokens + sum(max(slot.known - slot.scheduled - 1, 0) for slot in self._running)
+
+    @property
     def total_blocks(self) -> int:
         """Blocks of the pool."""
         return self.memory.pool.blocks
@@ -162,7 +174,8 @@ class SchedulerState:
     def submit(self, request: Request) -> None:
         """Puts `request` at the end of the queue. Raises as `verify`; then nothing is kept of it."""
         self.verify(request)
-        slot = Slot(request, self.context, self._submitted, self._chain(request))
+        tenant = self.tenants.join(request.tenant)
+        slot = Slot(request, self.context, self._submitted, self._chain(request), tenant)
         self._submitted += 1
         self._slots[slot.request_id] = slot
         self._waiting.push(slot)
@@ -195,15 +208,17 @@ class SchedulerState:
         assert self._is_current(plan), f"step {plan.step} was planned from another state than this one"
         moves: list[Move] = []
         self._preempt(plan.preempt)
+        self._forget_due(plan.missed)
         self._admit(plan, moves)
         slots: list[Slot] = []
         stops: list[int] = []
         block_tokens = self.block_tokens
-        for request_id, start, count, sample in zip(
-            plan.request_ids, plan.starts, plan.counts, plan.samples, strict=True
+        for n, (request_id, start, count, sample) in enumerate(
+            zip(plan.request_ids, plan.starts, plan.counts, plan.samples, strict=True)
         ):
             slot = self._slots[request_id]
             stop = start + count
+            slot.tenant.charge(start, count, decode=n < plan.decodes)
             slot.scheduled = stop
             slot.in_flight += 1
             if stop > len(slot.blocks) * block_tokens:
@@ -297,30 +312,13 @@ class SchedulerState:
         self.memory.check(self._running, self._returning())
         ended = [slot for slot in self._slots.values() if slot.ended]
         for slot in self._slots.values():
-            self._check_slot(slot)
+            slot.check(self.block_tokens, self.context, sum(slot in flight.slots for flight in self._flights))
+            if not slot.ended:
+                assert (slot in self._waiting) != (slot in self._running), "a request waits and runs, or neither"
+                assert slot in self._running or not (slot.scheduled or slot.covered), "one that waits holds blocks"
         assert len(self._running) + len(self._waiting) + len(ended) == len(self._slots), "a request is lost"
         assert not ended or self._flights, "an ended request outlived its steps"
-        ranks = [(slot.priority, slot.rank) for slot in self._waiting]
-        assert ranks == sorted(ranks), "the queue is out of order"
-
-    def _check_slot(self, slot: Slot) -> None:
-        name = f"request {slot.request_id}"
-        held_tokens = len(slot.blocks) * self.block_tokens
-        assert 0 <= slot.computed <= slot.scheduled <= slot.known < slot.limit <= self.context, f"{name}: cursors"
-        assert slot.scored >= min(slot.scheduled, slot.score_stop), f"{name}: a row of its prompt was not scored"
-        assert slot.published * self.block_tokens <= slot.computed, f"{name}: a block is cached and not computed"
-        assert slot.in_flight == sum(slot in f.slots for f in self._flights), f"{name}: steps in flight"
-        assert slot.in_flight or slot.computed == slot.scheduled, f"{name}: scheduled, but nothing in flight"
-        assert slot.in_flight or slot.known == len(slot.tokens), f"{name}: a token is promised, but nothing in flight"
-        assert slot.scheduled <= held_tokens < slot.scheduled + self.block_tokens, f"{name}: too many or too few blocks"
-        if slot.ended:
-            assert slot.in_flight, f"{name}: ended and kept"
-        elif slot in self._waiting:
-            assert not (slot.scheduled or slot.covered), f"{name}: waits and holds blocks"
-        else:
-            assert slot in self._running, f"{name}: neither waiting nor running"
-            assert slot.covered >= held_tokens and slot.covered % self.block_tokens == 0, f"{name}: reservation"
-            assert slot.covered >= slot.known or slot.known - slot.scheduled <= 1, f"{name}: prompt is not reserved"
+        self._waiting.check()
 
     # ── steps of the verbs ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -354,10 +352,21 @@ class SchedulerState:
             slot.blocks = []
             slot.scheduled = slot.computed = slot.covered = slot.published = 0
             slot.preemptions += 1
-            self._waiting.put_back(slot)
+            self._waiting.push(slot)
         self.preemptions += len(request_ids)
         gone = set(request_ids)
         self._running = [slot for slot in self._running if slot.request_id not in gone]
+
+    def _forget_due(self, request_ids: Sequence[int]) -> None:
+        """What cannot be there in time goes on as if it were wanted whenever: it holds up nobody who can be in time."""
+        for request_id in request_ids:
+            slot = self._slots[request_id]
+            waits = slot in self._waiting
+            if waits:
+                self._waiting.remove(slot)
+            slot.due_s = math.inf
+            if waits:
+                self._waiting.push(slot)
 
     def _admit(self, plan: StepPlan, moves: list[Move]) -> None:
         """Out of the queue, with what is cached, and with blocks reserved for every token known."""
@@ -381,6 +390,7 @@ class SchedulerState:
     def _end(self, slot: Slot, reason: FinishReason, message: str = "") -> Finished:
         """Marks it ended and gives back its blocks, if no step uses them. The caller takes it out of `_running`."""
         slot.ended = True
+        self.tenants.leave(slot.tenant)
         if slot in self._waiting:
             self._waiting.remove(slot)
         self._release(self.memory.give_up(slot), slot.in_flight)

@@ -8,6 +8,7 @@ from typing import Protocol
 from legato.core.host import Move
 from legato.core.prefix import Prefix
 from legato.core.request import Request
+from legato.core.tenants import Tenant
 
 
 class Progress(Protocol):
@@ -55,6 +56,18 @@ class Progress(Protocol):
     @property
     def last_token_s(self) -> float:
         """When its newest generated token was committed, on the engine's clock; endless before the first."""
+
+    @property
+    def itl_s(self) -> float | None:
+        """The longest gap wanted between its tokens; None: as everybody's."""
+
+    @property
+    def due_s(self) -> float:
+        """When its first token is wanted; endless if whenever, or if that was found to be impossible."""
+
+    @property
+    def tenant(self) -> Tenant:
+        """Whose request it is."""
 
     @property
     def priority(self) -> int:
@@ -107,7 +120,7 @@ class SchedulerView(Protocol):
 
     @property
     def waiting(self) -> Collection[Progress]:
-        """Requests not admitted, by priority, then by arrival. Only ever read from the front."""
+        """Requests not admitted, by priority, then as the policy wants to see them. Only ever read from the front."""
 
 
 class RowSource(Protocol):

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from legato.core.budget import StepBudget
 from legato.core.plan import PromptLogprobs, StepPlan, TokenLogprobs
-from legato.core.policy import Policy
 from legato.core.request import Finished, Request
 from legato.core.schedule import plan_step
 from legato.core.shape import StepShape
@@ -50,14 +49,12 @@ class Engine:
         self,
         state: SchedulerState,
         executor: Executor,
-        policy: Policy,
         budget: StepBudget,
         clock: Clock,
         archive: Archive | None = None,
         pacer: Pacer | None = None,
     ) -> None:
         self.state = state
-        self.policy = policy
         self.budget = budget
         self.trace = StepTrace()
         self._executor = executor
@@ -115,7 +112,7 @@ class Engine:
         started_s = self._clock()
         pacer = self.pacer
         budget = self.budget if pacer is None else pacer.budget(self.budget, started_s)
-        plan = plan_step(state, budget, self.policy)
+        plan = plan_step(state, budget, state.policy)
         assert plan.request_ids, "there is work, and the plan is empty"
         state.apply(plan)
         cached = tuple((i, found) for i in plan.admit if (found := state.cached_prompt_tokens(i)))

@@ -5,6 +5,7 @@ One `StepDone` a step carries the tokens of all streams. Prompts travel as packe
 
 from __future__ import annotations
 
+import math
 import select
 import socket
 import struct
@@ -25,7 +26,8 @@ class EngineInfo(msgspec.Struct, frozen=True):
 
     The bytes are predicted before anything is allocated: `peak_bytes` is of the whole engine process. `notice`: what
     the user should know of how options were understood. `itl_s`: the gap between tokens that steps are planned for, 0
-    if they are not; `promise`: what that means at this machine's speed.
+    if they are not; `promise`: what that means at this machine's speed. `ttft_s`: the time to a first token that is
+    wanted, 0 if none is. `least_itl_s`: a step of one stream alone: nobody can have a smaller gap.
     """
 
     max_model_len: int
@@ -46,6 +48,9 @@ class EngineInfo(msgspec.Struct, frozen=True):
     notice: str = ""
     itl_s: float = 0.0
     promise: str = ""
+    ttft_s: float = 0.0
+    least_itl_s: float = 0.0
+    policy: str = ""
 
     @property
     def kv_block_bytes(self) -> int:
@@ -84,7 +89,8 @@ class PaceStats(msgspec.Struct, array_like=True, frozen=True):
     """How well steps are foreseen now, and tokens that were late since the start, by cause: see `engine.pacer`.
 
     Errors are relative. `margin`: predictions are planned with so much more. `scale`: the machine now, over the one
-    first measured.
+    first measured. `token_s`: seconds that a token of a prompt takes beside the streams that run now, those of its
+    steps that go to them included; 0 before the first step. `decode_s`: seconds of a step of those streams alone.
     """
 
     margin: float = 0.0
@@ -92,6 +98,8 @@ class PaceStats(msgspec.Struct, array_like=True, frozen=True):
     median_error: float = 0.0
     p95_error: float = 0.0
     late: dict[str, int] = {}
+    token_s: float = 0.0
+    decode_s: float = 0.0
 
 
 class StepStats(msgspec.Struct, array_like=True, frozen=True):
@@ -130,6 +138,9 @@ class Submit(msgspec.Struct, array_like=True, tag=1):
     arrival_s: float
     priority: int = 0
     cache_salt: bytes = b""
+    itl_s: float | None = None
+    due_s: float | None = None
+    tenant: str = ""
 
 
 class Abort(msgspec.Struct, array_like=True, tag=2):
@@ -217,6 +228,9 @@ def submit_message(request: Request) -> Submit:
         request.arrival_s,
         request.priority,
         request.cache_salt,
+        request.itl_s,
+        None if request.due_s == math.inf else request.due_s,
+        request.tenant,
     )
 
 
@@ -232,6 +246,9 @@ def request_of(message: Submit) -> Request:
         message.arrival_s,
         message.priority,
         message.cache_salt,
+        itl_s=message.itl_s,
+        due_s=math.inf if message.due_s is None else message.due_s,
+        tenant=message.tenant,
     )
 
 
