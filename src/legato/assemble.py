@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from legato.config import EngineConfig, format_size
 from legato.core.budget import StepBudget
 from legato.core.policy import POLICIES
+from legato.core.promise import decode_seconds, price_of, prompt_seconds
 from legato.core.state import SchedulerState
 from legato.core.tenants import Tenants
 from legato.engine.loop import Engine
@@ -32,7 +33,12 @@ def build_engine(config: EngineConfig, path: Path, report: ReportProgress) -> tu
     from legato.exec.model import load_model
 
     start_s = time.monotonic()
-    budget = StepBudget(config.max_num_batched_tokens, config.max_num_seqs)
+    budget = StepBudget(
+        config.max_num_batched_tokens,
+        config.max_num_seqs,
+        chunk_tokens=config.long_prefill_token_threshold,
+        partial_prefills=config.max_num_partial_prefills,
+    )
     loaded = load_model(
         path,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -50,6 +56,7 @@ def build_engine(config: EngineConfig, path: Path, report: ReportProgress) -> tu
     )
     host_blocks, swap_notice = _host_blocks(config, loaded)
     root, archive, archive_notice = _open_archive(config, path, loaded, report)
+    pacer, promise = _pacer(config, loaded, budget, report)
     state = SchedulerState(
         loaded.kv_blocks,
         loaded.block_tokens,
@@ -57,10 +64,10 @@ def build_engine(config: EngineConfig, path: Path, report: ReportProgress) -> tu
         cache_root=root if config.enable_prefix_caching else None,
         host_blocks=host_blocks,
         policy=POLICIES[config.policy],
-        tenants=Tenants(dict(config.tenant_weights)),
+        tenants=Tenants(dict(config.tenant_weights), None if pacer is None else price_of(pacer.tracker.cost)),
     )
-    pacer, promise = _pacer(config, loaded, budget, report)
-    engine = Engine(state, loaded.executor, budget, time.perf_counter, archive, pacer)
+    ahead = loaded.executor if config.async_scheduling else None
+    engine = Engine(state, loaded.executor, budget, time.perf_counter, archive, pacer, ahead)
     footprint = loaded.footprint
     info = EngineInfo(
         max_model_len=loaded.max_model_len,
@@ -80,6 +87,9 @@ def build_engine(config: EngineConfig, path: Path, report: ReportProgress) -> tu
         prefix_caching=config.enable_prefix_caching,
         itl_s=0.0 if pacer is None else pacer.itl_s,
         promise=promise,
+        ttft_s=0.0 if config.ttft_ms is None else config.ttft_ms / 1000,
+        least_itl_s=0.0 if pacer is None else decode_seconds(pacer.tracker.cost, 1, 0),
+        policy=config.policy,
         notice=" · ".join(notice for notice in (swap_notice, archive_notice) if notice),
     )
     return engine, info
@@ -156,7 +166,6 @@ def _pacer(
     """What keeps the gap between tokens, if one is wanted, and what it promises. Times steps if it has not before."""
     if config.itl_ms is None:
         return None, ""
-    from legato.core.promise import decode_seconds, prompt_seconds
     from legato.core.tracker import CostTracker
     from legato.exec.cost_file import load_or_calibrate
     from legato.models.home import legato_home

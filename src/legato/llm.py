@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,7 @@ from legato.engine.loop import StepEvents
 from legato.engine.params import SamplingParams, random_seed
 from legato.engine.stop import TextStream
 from legato.engine.worker import ReportProgress
-from legato.errors import EngineError, LegatoError, PromptTooLong, RequestError
+from legato.errors import ConfigError, EngineError, LegatoError, PromptTooLong, RequestError
 
 Prompt = str | Sequence[int]
 Conversation = Sequence[dict[str, str]]
@@ -59,7 +60,10 @@ class LLM:
     """
 
     def __init__(self, model: str = DEFAULT_MODEL, *, on_load: ReportProgress | None = None, **options: Any) -> None:
-        self.config = EngineConfig.of(model, options)
+        # Nobody else asks here: a step planned ahead would gain nothing but a thread.
+        self.config = EngineConfig.of(model, {"async_scheduling": False, **options})
+        if self.config.policy == "fair":
+            raise ConfigError("policy fair shares among tenants, and offline there is one; choose slo or fcfs")
         report = on_load or _ignore
         path = resolve_model(self.config, lambda done, total: report("fetching", done, total))
         self.text = open_text(self.config, path)
@@ -165,7 +169,9 @@ class LLM:
             prompt_logprobs: list[TokenLogprobs | None] = []  # the first of n fills it for all
             for index in range(params.n):
                 sampling = params.sampling(index, seed=seed, score_prompt=index == 0)
-                request = Request(next(self._ids), prompt, sampling, rule, time.perf_counter())
+                now_s = time.perf_counter()
+                due_s = math.inf if self.config.ttft_ms is None else now_s + self.config.ttft_ms / 1000
+                request = Request(next(self._ids), prompt, sampling, rule, now_s, due_s=due_s)
                 self.engine.submit(request)
                 if sampling.prompt_logprobs is not None:
                     first, stop = request.scored_rows

@@ -201,5 +201,5 @@ def test_the_record_tells_the_shape_and_the_time_of_a_step() -> None:
     assert (record.plan.decodes, record.prefill_rows) == (1, 7)
     assert (record.running, record.waiting) == (2, 1)
     assert record.free_blocks == 32 - 2 - 5
-    assert (record.started_s, record.plan_s, record.step_s) == (5.0, 1.0, 3.0), "the clock is read four times a step"
+    assert (record.started_s, record.plan_s, record.step_s) == (6.0, 1.0, 4.0), "the clock is read five times a step"
     assert [r.plan.step for r in engine.trace] == [0, 1]

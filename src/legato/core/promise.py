@@ -1,9 +1,12 @@
-"""What a budget promises: seconds until a prompt is answered beside running streams, from predictions alone."""
+"""What follows from predictions alone: seconds until a prompt is answered beside running streams, prices of work."""
 
 from __future__ import annotations
 
 from legato.core.cost import StepCost
 from legato.core.shape import StepShape
+from legato.core.tenants import Price
+
+_ROWS, _DECODES, _FAR = 256, 16, 4096
 
 
 def decode_seconds(cost: StepCost, streams: int, context: int) -> float:
@@ -27,3 +30,15 @@ def prompt_seconds(
         seconds += cost.predict(decodes.with_chunk(cost.attention, start, rows, int(start + rows == prompt_tokens)))
         start += rows
     return seconds
+
+
+def price_of(cost: StepCost) -> Price:
+    """What work counts for when tenants share: the seconds that it takes on this machine.
+
+    A prompt's row as one of 256, a decode as one of 16: alone in a step both would pay for reading the weights. What
+    lies behind a row as at 4,096 positions.
+    """
+    attention = cost.attention
+    near = cost.predict(StepShape().with_chunk(attention, 0, _ROWS))
+    far = cost.predict(StepShape().with_chunk(attention, _FAR, _ROWS))
+    return Price(near / _ROWS, max(far - near, 0.0) / _ROWS / _FAR, decode_seconds(cost, _DECODES, 1) / _DECODES)

@@ -314,7 +314,7 @@ class SchedulerState:
         for slot in self._slots.values():
             slot.check(self.block_tokens, self.context, sum(slot in flight.slots for flight in self._flights))
             if not slot.ended:
-                assert (slot in self._waiting) != (slot in self._running), "a request waits and runs, or neither"
+                assert (slot in self._waiting) != (slot in self._running), "neither waiting nor running, or both"
                 assert slot in self._running or not (slot.scheduled or slot.covered), "one that waits holds blocks"
         assert len(self._running) + len(self._waiting) + len(ended) == len(self._slots), "a request is lost"
         assert not ended or self._flights, "an ended request outlived its steps"

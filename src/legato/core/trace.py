@@ -13,8 +13,8 @@ from legato.core.plan import StepPlan
 class StepRecord:
     """One step carried out. Seconds are the engine's clock; counts are as the step left them.
 
-    `plan_s`: planning and `apply`. `step_s`: from the beginning of planning to the end of `commit`: what a stream waits
-    between two tokens, as far as the engine is concerned.
+    `plan_s`: planning and `apply`. `step_s`: to the end of `commit`, from the beginning of planning or, of a step that
+    was planned ahead, from the commit of the one before: what a stream waits between two tokens.
     """
 
     plan: StepPlan

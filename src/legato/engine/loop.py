@@ -1,21 +1,29 @@
-"""`Engine`: plan, apply, execute, commit, over and over. Synchronous; no threads, no input or output of its own."""
+"""`Engine`: plan, apply, execute, commit, over and over. No input or output of its own."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from legato.core.budget import StepBudget
-from legato.core.plan import PromptLogprobs, StepPlan, TokenLogprobs
+from legato.core.plan import PromptLogprobs, StepPlan, StepResult, TokenLogprobs
 from legato.core.request import Finished, Request
 from legato.core.schedule import plan_step
 from legato.core.shape import StepShape
 from legato.core.state import SchedulerState
 from legato.core.trace import StepRecord, StepTrace
+from legato.engine.lane import Background, Inline
 from legato.engine.pacer import Pacer
-from legato.engine.ports import Archive, Clock, Executor, Fetch
+from legato.engine.ports import AheadExecutor, Archive, Clock, Executor, Fetch
 from legato.errors import EngineError, RequestError
 
 FETCH_WAIT_S = 0.01
+# The next step is planned so long before the end of the current one: what planning 256 requests takes, and what
+# predictions are off by.
+LEAD_S, LEAD_SHARE = 0.002, 0.05
+
+Listen = Callable[[float, Background], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +45,25 @@ class StepEvents:
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
 
 
+@dataclass(slots=True)
+class _Step:
+    """A step that is applied. `begins_s`: when it did, or is expected to."""
+
+    plan: StepPlan
+    shape: StepShape | None
+    cached: tuple[tuple[int, int], ...]
+    plan_s: float
+    begins_s: float
+
+
 class Engine:
     """Drives one executor with one scheduler state. Every accepted request ends in exactly one `Finished`.
 
-    Not for use from two threads. `submit` and `abort` come between steps, and take effect with the next one. With an
-    `archive`, what it has of a prompt is fetched before the request joins the queue; all others go on meanwhile. With a
-    `pacer`, steps end when running streams are due; without, their tokens alone bound them.
+    Not for use from two threads. `submit` and `abort` come between steps, or while `step` listens, and take effect with
+    the next one. With an `archive`, what it has of a prompt is fetched before the request joins the queue; all others
+    go on meanwhile. With a `pacer`, steps end when running streams are due; without, their tokens alone bound them.
+    With `ahead`, a thread computes, and each step is planned while the one before it is computed: shortly before its
+    end, so that whoever comes meanwhile is in the next one all the same.
     """
 
     def __init__(
@@ -53,7 +74,9 @@ class Engine:
         clock: Clock,
         archive: Archive | None = None,
         pacer: Pacer | None = None,
+        ahead: AheadExecutor | None = None,
     ) -> None:
+        """`ahead`: the same executor, if steps are to be planned ahead."""
         self.state = state
         self.budget = budget
         self.trace = StepTrace()
@@ -63,6 +86,12 @@ class Engine:
         self.pacer = pacer
         self._archive = archive
         self._fetching: dict[int, tuple[Request, Fetch]] = {}
+        self._background = None if ahead is None else Background()
+        self._lane: Inline | Background = self._background or Inline()
+        self._begin = functools.partial(_begin_inline, executor) if ahead is None else ahead.begin
+        self._current: _Step | None = None  # in the lane
+        self._next: _Step | None = None  # applied, and begins when that one is committed
+        self._last = (0.0, 1)  # seconds and rows of the last step
         if archive is not None:
             state.memory.fresh = []
         executor.bind(state)
@@ -98,68 +127,121 @@ class Engine:
         if finished is not None:
             self._aborted.append(finished)
 
-    def step(self) -> StepEvents:
+    def step(self, listen: Listen | None = None) -> StepEvents:
         """Computes one step and says what it brought; without work, an empty one at no cost.
 
-        A step that fails ends the requests that were in it, with reason "error"; the others go on.
+        A step that fails ends the requests that were in it, with reason "error"; the others go on. `listen`: takes in
+        requests for at most so many seconds, while the step computes, or until it is done; called when planning ahead.
         """
         aborted, self._aborted = tuple(self._aborted), []
         state = self.state
-        if self._fetching:
-            self._take_in_fetched(wait=not (state.has_work or aborted))
-        if not state.has_work:
-            return StepEvents((), (), (), aborted, None)
-        started_s = self._clock()
-        pacer = self.pacer
-        budget = self.budget if pacer is None else pacer.budget(self.budget, started_s)
-        plan = plan_step(state, budget, state.policy)
-        assert plan.request_ids, "there is work, and the plan is empty"
-        state.apply(plan)
-        cached = tuple((i, found) for i in plan.admit if (found := state.cached_prompt_tokens(i)))
-        shape = None if pacer is None else StepShape.of(plan, pacer.tracker.cost.attention, state.request)
-        waited_since = [] if pacer is None else state.waited_since(plan)
-        planned_s = self._clock()
-        finished = self._carry_out(plan)
+        if self._current is None:
+            if self._fetching:
+                self._take_in_fetched(wait=not (state.has_work or aborted))
+            if not state.has_work:
+                return StepEvents((), (), (), aborted, None)
+            step = self._plan(self._clock())
+            assert step is not None, "there is work, and the plan is empty"
+            self._start(step)
+        current = self._current
+        assert current is not None
+        if self._background is not None and self._next is None:
+            self._plan_ahead(self._background, current, listen)
+        waited_since = [] if self.pacer is None else state.waited_since(current.plan)
+        finished = self._end(current.plan)
+        self._current = None
+        ended_s = self._clock()
+        ahead, self._next = self._next, None
+        if ahead is not None and state.in_flight:
+            ahead.begins_s = ended_s
+            self._start(ahead)
         emitted = state.emitted
         if self._archive is not None:
             self._archive_fresh(self._archive)
-        record = StepRecord(
-            plan,
-            started_s,
-            planned_s - started_s,
-            self._clock() - started_s,
-            len(state.running),
-            len(state.waiting),
-            state.free_blocks,
-        )
-        self.trace.append(record)
-        if pacer is not None and shape is not None and not any(end.reason == "error" for end in finished):
-            pacer.count_late(waited_since, shape, plan.decodes, record.step_s, started_s + record.step_s)
-            pacer.observe(shape, record.step_s)
+        record = self._record(current, ended_s, waited_since, failed=any(end.reason == "error" for end in finished))
         return StepEvents(
             emitted.request_ids,
             emitted.token_ids,
             emitted.logprobs,
             aborted + finished,
             record,
-            cached,
+            current.cached,
             emitted.prompt_logprobs,
         )
 
     def close(self) -> None:
-        """Ends what works in the background: an archive writes what it has queued."""
+        """Ends what works in the background, after the step that computes: an archive writes what it has queued."""
+        self._lane.close()
         if self._archive is not None:
             self._archive.close()
 
-    def _carry_out(self, plan: StepPlan) -> tuple[Finished, ...]:
+    def _plan(self, begins_s: float, *, ahead: bool = False) -> _Step | None:
+        """Plans and applies a step that begins then; None if there is nothing that it could compute.
+
+        Or, ahead of a commit that may free blocks, if somebody would be preempted for want of one, or wait.
+        """
+        state, pacer, started_s = self.state, self.pacer, self._clock()
+        budget = self.budget if pacer is None else pacer.budget(self.budget, begins_s)
+        plan = plan_step(state, budget, state.policy)
+        if not plan.request_ids:
+            return None
+        if ahead and (plan.preempt or plan.decodes < sum(r.known - r.scheduled == 1 for r in state.running)):
+            return None
+        state.apply(plan)
+        cached = tuple((i, found) for i in plan.admit if (found := state.cached_prompt_tokens(i)))
+        shape = None if pacer is None else StepShape.of(plan, pacer.tracker.cost.attention, state.request)
+        return _Step(plan, shape, cached, self._clock() - started_s, begins_s)
+
+    def _start(self, step: _Step) -> None:
+        self._current = step
+        self._lane.start(self._begin(step.plan))
+
+    def _plan_ahead(self, background: Background, current: _Step, listen: Listen | None) -> None:
+        """Waits until `current` will soon be done, then plans the step after it; if it is done before that, does not.
+
+        What an archive has fetched joins the queue only when nothing is in flight.
+        """
+        expected_s = self._expected_s(current)
+        lead_s = LEAD_S + LEAD_SHARE * expected_s
+        while (left_s := current.begins_s + expected_s - lead_s - self._clock()) > 0.0:
+            if background.wait(0.0):
+                return
+            if listen is None:
+                background.wait(left_s)
+            else:
+                listen(left_s, background)
+        if not background.wait(0.0) and not any(fetch.done for _, fetch in self._fetching.values()):
+            self._next = self._plan(max(current.begins_s + expected_s, self._clock()), ahead=True)
+
+    def _expected_s(self, step: _Step) -> float:
+        if self.pacer is not None and step.shape is not None:
+            return self.pacer.predict(step.shape)
+        seconds, rows = self._last
+        return seconds * step.plan.rows / rows
+
+    def _end(self, plan: StepPlan) -> tuple[Finished, ...]:
         try:
-            result = self._executor.execute(plan)
+            result = self._lane.result()
         except Exception as error:  # whatever a backend raises: its requests end, the engine does not
             return self.state.abort_steps(f"step {plan.step} failed: {type(error).__name__}: {error}")
         try:
             return self.state.commit(result, self._clock())
         except EngineError as error:
             return self.state.abort_steps(str(error))
+
+    def _record(
+        self, step: _Step, ended_s: float, waited_since: list[tuple[float, bool]], *, failed: bool
+    ) -> StepRecord:
+        """Keeps what the step took, and learns from it."""
+        state, plan, step_s = self.state, step.plan, ended_s - step.begins_s
+        counts = len(state.running), len(state.waiting), state.free_blocks
+        record = StepRecord(plan, step.begins_s, step.plan_s, step_s, *counts)
+        self.trace.append(record)
+        self._last = (step_s, max(plan.rows, 1))
+        if self.pacer is not None and step.shape is not None and not failed:
+            self.pacer.count_late(waited_since, step.shape, plan.decodes, step_s, ended_s)
+            self.pacer.observe(step.shape, step_s, plan.decodes)
+        return record
 
     def _take_in_fetched(self, *, wait: bool) -> None:
         """Queues the requests whose fetch is done, with what it brought in host memory."""
@@ -184,3 +266,7 @@ class Engine:
             if key not in archive:
                 archive.save(key, block)
         fresh.clear()
+
+
+def _begin_inline(executor: Executor, plan: StepPlan) -> Callable[[], StepResult]:
+    return functools.partial(executor.execute, plan)

@@ -17,6 +17,8 @@ LateCause = Literal["preempted", "decodes", "slow", "prompts", "between"]
 _CLOCK_S = 1e-6  # what two readings of a clock may differ by
 # Errors are looked up so often: they are sorted out of the last steps, 50 microseconds each time.
 _ERRORS_EVERY = 32
+# Weight of the last step in what holds at present.
+_RECENT = 0.1
 
 
 class Pacer:
@@ -42,17 +44,36 @@ class Pacer:
         self._slack_s = slack_s
         self.late: Counter[LateCause] = Counter()
         """Tokens that came later than `itl_s` after the one before, by cause: see `cause`."""
+        self.decode_s = 0.0
+        """The gap between two tokens at present; 0 before the first."""
+        self._prompt_rows = self._prompt_s = 0.0  # of steps with prompts
         self._steps = 0
         self._errors = (0.0, 0.0)
 
     def budget(self, budget: StepBudget, now_s: float) -> StepBudget:
-        """`budget` for a step that is planned at `now_s`."""
-        time = StepTime(self.tracker.safe, now_s, max(0.0, self.itl_s - self._slack_s), self.prefill_share, self.prefer)
+        """`budget` for a step that begins at `now_s`."""
+        time = StepTime(
+            self.tracker.safe,
+            now_s,
+            max(0.0, self.itl_s - self._slack_s),
+            self.prefill_share,
+            self.prefer,
+            token_s=self.token_s,
+        )
         return dataclasses.replace(budget, time=time)
 
-    def observe(self, shape: StepShape, seconds: float) -> None:
-        """Learns what a step took, from its planning to its commit."""
+    def predict(self, shape: StepShape) -> float:
+        """Seconds that a step will take, most likely."""
+        return self.tracker.cost.predict(shape)
+
+    def observe(self, shape: StepShape, seconds: float, decodes: int = 0) -> None:
+        """Learns what a step took, from its beginning to its commit. `decodes`: how many of its rows were."""
         self.tracker.observe(shape, seconds)
+        if decodes:
+            self.decode_s += _RECENT * (seconds - self.decode_s) if self.decode_s else seconds
+        if shape.rows > decodes:
+            self._prompt_rows += _RECENT * (shape.rows - decodes - self._prompt_rows)
+            self._prompt_s += _RECENT * (seconds - self._prompt_s)
         self._steps += 1
         if self._steps % _ERRORS_EVERY == 0:
             self._errors = (self.tracker.median_error, self.tracker.p95_error)
@@ -84,8 +105,13 @@ class Pacer:
         return "decodes" if shape.rows == decodes else "prompts"
 
     @property
+    def token_s(self) -> float:
+        """What a token of a prompt takes at present, its company included; 0 before the first prompt."""
+        return self._prompt_s / self._prompt_rows if self._prompt_rows else 0.0
+
+    @property
     def stats(self) -> PaceStats:
         """For metrics. The errors are at most 32 steps old."""
         tracker = self.tracker
         late = {str(cause): tokens for cause, tokens in self.late.items()}
-        return PaceStats(tracker.margin, tracker.cost.scale, *self._errors, late)
+        return PaceStats(tracker.margin, tracker.cost.scale, *self._errors, late, self.token_s, self.decode_s)

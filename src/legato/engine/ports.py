@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from legato.core.plan import StepPlan, StepResult
@@ -22,6 +22,16 @@ class Executor(Protocol):
         source only when it begins. An exception fails the requests of this step and no others; it must leave the
         executor able to carry out the next plan. A plan made ahead of a step that fails is given up, its preemptions
         with it: whoever keeps state by request takes a start of 0 for a new beginning.
+        """
+
+
+class AheadExecutor(Executor, Protocol):
+    """An executor that can compute a step while the next one is planned."""
+
+    def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
+        """Reads the source's blocks and moves; what it returns carries out the plan, in any thread.
+
+        Meanwhile steps may be applied and requests aborted: requests and tokens can still be read, blocks cannot.
         """
 
 

@@ -298,6 +298,10 @@ class EngineSocket:
         """Whether nothing arrives for so long. Returns at once when something does."""
         return not select.select([self._sock], [], [], for_s)[0]
 
+    def waits_beside(self, other_fd: int, for_s: float) -> bool:
+        """Waits so long, or until something arrives, or `other_fd` can be read. Whether something has arrived."""
+        return self._sock.fileno() in select.select([self._sock.fileno(), other_fd], [], [], for_s)[0]
+
     def receive(self, *, wait: bool) -> list[ToEngine]:
         """Messages that have arrived. `wait`: sleeps (no polling) until there is one. EOFError: the parent is gone."""
         out: list[ToEngine] = []

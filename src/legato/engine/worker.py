@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 from legato.core.state import SchedulerState
 from legato.core.trace import StepRecord
+from legato.engine.lane import Background
 from legato.engine.loop import Engine
 from legato.engine.wire import (
     Abort,
@@ -55,11 +56,11 @@ def serve_engine(port: EngineSocket, engine: Engine, clock: Callable[[], float])
     """
     last_end_s = -1.0
     checked_step = -1
-    while True:
-        if not engine.has_work and checked_step != engine.state.next_step and port.is_quiet(IDLE_S):
-            engine.state.check()
-            checked_step = engine.state.next_step
-        for message in port.receive(wait=not engine.has_work):
+    is_over = False
+
+    def hear(*, wait: bool) -> None:
+        nonlocal is_over
+        for message in port.receive(wait=wait):
             if isinstance(message, Submit):
                 try:
                     engine.submit(request_of(message))
@@ -68,12 +69,24 @@ def serve_engine(port: EngineSocket, engine: Engine, clock: Callable[[], float])
             elif isinstance(message, Abort):
                 engine.abort(message.request_id)
             elif isinstance(message, Shutdown):
-                return
+                is_over = True
+
+    def listen(for_s: float, done: Background) -> None:
+        if port.waits_beside(done.fileno(), for_s):
+            hear(wait=False)
+
+    while True:
+        if not engine.has_work and checked_step != engine.state.next_step and port.is_quiet(IDLE_S):
+            engine.state.check()
+            checked_step = engine.state.next_step
+        hear(wait=not engine.has_work)
+        if is_over:
+            return
         if not engine.has_work:
             last_end_s = -1.0
             continue
         start_s = clock()
-        events = engine.step()
+        events = engine.step(listen)
         gap_s = start_s - last_end_s if last_end_s >= 0.0 else -1.0
         last_end_s = clock()
         port.send(

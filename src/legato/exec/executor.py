@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
 
+from legato.core.host import Move
 from legato.core.plan import PromptLogprobs, StepPlan, StepResult
 from legato.core.view import RowSource
 from legato.errors import EngineError
@@ -49,21 +51,29 @@ class ModelExecutor:
 
         Raises EngineError, naming the requests, when logits are not finite: damaged weights, or an overflow.
         """
+        return self.begin(plan)()
+
+    def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
+        """The same in two parts: reads block tables and tokens; what is returned computes, in any thread."""
         source, clock = self._source, self.clock
         assert source is not None, "bind the executor to a state first"
         if clock:
             clock.start()
-        for move in source.moves(plan.step):
+        batch = build_batch(plan, source, self._block_tokens) if plan.request_ids else None
+        if clock:
+            clock.lap("batch")
+        return functools.partial(self._compute, plan, source, source.moves(plan.step), batch)
+
+    def _compute(self, plan: StepPlan, source: RowSource, moves: Sequence[Move], batch: Batch | None) -> StepResult:
+        clock = self.clock
+        for move in moves:
             assert self._host is not None, "the state moves blocks to host memory that is not there"
             if move.saves:
                 self._host.save(move.block, move.slot)
             else:
                 self._host.restore(move.slot, move.block)
-        if not plan.request_ids:
+        if batch is None:
             return StepResult(plan.step, (), ())
-        batch = build_batch(plan, source, self._block_tokens)
-        if clock:
-            clock.lap("batch")
         logits = self._backend.run(batch)
         wanted = [i for i, samples in enumerate(plan.samples) if samples]
         if self.observe is not None:
