@@ -11,22 +11,28 @@ import argparse
 import dataclasses
 import gc
 import json
+import math
 import random
 import statistics
 import time
+from collections.abc import Mapping, Sequence
 
-from legato.core.budget import StepBudget
+from legato.core.budget import StepBudget, StepTime
+from legato.core.cost import Curve, StepCost
 from legato.core.plan import StepPlan, StepResult
-from legato.core.policy import FCFS, Policy
+from legato.core.policy import FAIR, FCFS, POLICIES, SLO, Policy
 from legato.core.request import Request, StopRule
 from legato.core.schedule import plan_step
+from legato.core.shape import Attention
 from legato.core.state import SchedulerState
 
 BLOCK_TOKENS = 32
 MAX_STEPS = 400
 # Nobody fits, so that every step reads as much of the queue as it may and admits nobody: the dearest kind.
-FULL = dataclasses.replace(FCFS, name="full", spare_blocks=lambda inside: 1_000_000)
-
+FULL = {p.name: dataclasses.replace(p, spare_blocks=lambda inside: 1_000_000) for p in POLICIES.values()}
+# With a gap to keep, on a machine that never gets there.
+TIMED = StepTime(StepCost(Attention(), rows=Curve((1,), (0.004,), 1e-5)), 1.0, 60.0, token_s=1e-5)
+TENANTS = ("", "a", "b")
 
 NEWEST = dataclasses.replace(FCFS, victims=lambda running: sorted(running, key=lambda r: -r.rank))
 
@@ -37,31 +43,42 @@ def sampled(plan: StepPlan) -> StepResult:
     return StepResult(plan.step, ids, (1,) * len(ids))
 
 
-def loaded_state(running: int, waiting: int, budget: StepBudget, prompt_tokens: int = 100) -> SchedulerState:
-    """`running` requests that decode, and `waiting` more in the queue, all with other prompts. To plan with `FULL`."""
+def loaded_state(
+    running: int, waiting: int, budget: StepBudget, prompt_tokens: int = 100, policy: Policy = FCFS
+) -> SchedulerState:
+    """`running` requests that decode, and `waiting` more in the queue, all with other prompts. To plan with `FULL`.
+
+    But for FCFS, of three tenants, and two in three are due at some time.
+    """
     kv_blocks = running * (-(-(prompt_tokens + MAX_STEPS) // BLOCK_TOKENS) + 1)
-    state = SchedulerState(kv_blocks, block_tokens=BLOCK_TOKENS, max_model_len=200_000)
+    state = SchedulerState(kv_blocks, block_tokens=BLOCK_TOKENS, max_model_len=200_000, policy=policy)
     stop = StopRule(max_tokens=100_000)
     for request_id in range(running + waiting):
         prompt = (request_id, *range(prompt_tokens - 1))
-        state.submit(Request(request_id, prompt, stop=stop))
+        due_s = math.inf if policy is FCFS or request_id % 3 == 0 else 100.0 + request_id % 1009
+        tenant = "" if policy is FCFS else TENANTS[request_id % 7 % 3]
+        state.submit(Request(request_id, prompt, stop=stop, due_s=due_s, tenant=tenant))
         if request_id == running - 1:
             while state.waiting or any(r.known - r.scheduled > 1 for r in state.running):
-                plan = plan_step(state, budget, FCFS)
+                plan = plan_step(state, budget, policy)
                 state.apply(plan)
                 state.commit(sampled(plan))
     return state
 
 
-def step_costs_us(running: int, waiting: int, steps: int = 200) -> dict[str, float]:
-    """Median and 99th percentile, in microseconds, of `plan_step`, and the medians of `apply` and `commit`."""
-    budget = StepBudget(max_tokens=512, max_seqs=running + 1)
-    state = loaded_state(running, waiting, budget)
+def step_costs_us(running: int, waiting: int, policy: Policy, steps: int = 200) -> dict[str, float | str]:
+    """Median and 99th percentile, in microseconds, of `plan_step`, and the medians of `apply` and `commit`.
+
+    But for FCFS, with time to keep too.
+    """
+    budget = StepBudget(max_tokens=512, max_seqs=running + 1, time=None if policy is FCFS else TIMED)
+    state = loaded_state(running, waiting, budget, policy=policy)
+    full = FULL[policy.name]
     plan_us, apply_us, commit_us = [], [], []
     gc.collect()
     for _ in range(steps):
         started = time.perf_counter()
-        plan = plan_step(state, budget, FULL)
+        plan = plan_step(state, budget, full)
         planned = time.perf_counter()
         state.apply(plan)
         applied = time.perf_counter()
@@ -74,6 +91,7 @@ def step_costs_us(running: int, waiting: int, steps: int = 200) -> dict[str, flo
         apply_us.append((applied - planned) * 1e6)
         commit_us.append((committed - answered) * 1e6)
     return {
+        "policy": policy.name,
         "running": running,
         "waiting": waiting,
         "plan_us": round(statistics.median(plan_us), 1),
@@ -83,7 +101,7 @@ def step_costs_us(running: int, waiting: int, steps: int = 200) -> dict[str, flo
     }
 
 
-def overload(spare_per_request: int, cache: bool, policy: Policy = FCFS) -> dict[str, float]:
+def overload(spare_per_request: int, cache: bool, policy: Policy = FCFS) -> dict[str, float | str]:
     """400 requests in a pool for about six: rows computed for each that an endless pool would compute, and steps.
 
     `policy`: FCFS, or NEWEST, by which whoever came last is preempted however often he was before. All prompts differ:
@@ -93,7 +111,9 @@ def overload(spare_per_request: int, cache: bool, policy: Policy = FCFS) -> dict
     policy = dataclasses.replace(policy, spare_blocks=lambda inside: inside * spare_per_request)
     budget = StepBudget(max_tokens=512, max_seqs=64)
     root = b"" if cache else None
-    state = SchedulerState(kv_blocks=64, block_tokens=BLOCK_TOKENS, max_model_len=100_000, cache_root=root)
+    state = SchedulerState(
+        kv_blocks=64, block_tokens=BLOCK_TOKENS, max_model_len=100_000, cache_root=root, policy=policy
+    )
     needed_rows = rows = steps = most = 0
     for request_id in range(400):
         prompt_tokens, output_tokens = rng.randint(50, 400), rng.randint(50, 300)
@@ -117,10 +137,10 @@ def overload(spare_per_request: int, cache: bool, policy: Policy = FCFS) -> dict
     }
 
 
-def print_table(rows: list[dict[str, float]]) -> None:
-    print(" ".join(f"{name:>20}" for name in rows[0]))
+def print_table(rows: Sequence[Mapping[str, float | str]]) -> None:
+    print(" ".join(f"{name:>12}" for name in rows[0]))
     for row in rows:
-        print(" ".join(f"{value:>20,}" for value in row.values()))
+        print(" ".join(f"{value:>12}" if isinstance(value, str) else f"{value:>12,}" for value in row.values()))
 
 
 def main() -> None:
@@ -135,7 +155,8 @@ def main() -> None:
         rows += [overload(spare, False, NEWEST) for spare in (0, 1, 2)]
     else:
         shapes = [(64, 100), (256, 0), (256, 100), (256, 10_000), (256, 100_000)]
-        rows = [step_costs_us(running, waiting) for running, waiting in shapes]
+        rows = [step_costs_us(running, waiting, FCFS) for running, waiting in shapes]
+        rows += [step_costs_us(256, waiting, policy) for policy in (SLO, FAIR) for waiting in (100, 100_000)]
     if arguments.json:
         print(json.dumps({"benchmark": "overload" if arguments.overload else "scheduler", "rows": rows}))
     else:

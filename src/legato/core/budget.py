@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Literal
 
 from legato.core.cost import StepCost
@@ -13,6 +14,8 @@ from legato.core.view import Progress
 from legato.errors import ConfigError
 
 Prefer = Literal["itl", "ttft"]
+
+_last_token_s, _in_flight, _own_itl_s = attrgetter("last_token_s"), attrgetter("in_flight"), attrgetter("itl_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +43,21 @@ class StepTime:
         Or longer, if prompts would have less than their share and are to have it. A gap that a request wants for
         itself and that is below everybody's never takes their share from prompts.
         """
-        due_s = own_due_s = math.inf
-        for r in decodes:
-            last_s = self.now_s if r.in_flight else r.last_token_s
-            if r.itl_s is None:
-                due_s = min(due_s, last_s + self.itl_s)
-            else:
-                due_s = min(due_s, last_s + max(r.itl_s, self.itl_s))
-                own_due_s = min(own_due_s, last_s + r.itl_s)
+        if not decodes:
+            return math.inf
+        itl_s, now_s = self.itl_s, self.now_s
+        due_s = itl_s + (
+            min(map(_last_token_s, decodes))
+            if not any(map(_in_flight, decodes))
+            else min(now_s if r.in_flight else r.last_token_s for r in decodes)
+        )
+        own_due_s = math.inf
+        if any(map(_own_itl_s, decodes)):
+            lasts = [(now_s if r.in_flight else r.last_token_s, r.itl_s) for r in decodes]
+            due_s = min(last_s + (itl_s if own_s is None else max(own_s, itl_s)) for last_s, own_s in lasts)
+            own_due_s = min(last_s + own_s for last_s, own_s in lasts if own_s is not None)
         with_share_s = decode_s + self.prefill_share * self.itl_s
-        left_s, own_left_s = due_s - self.now_s, own_due_s - self.now_s
+        left_s, own_left_s = due_s - now_s, own_due_s - now_s
         if self.prefer == "ttft":
             left_s = max(left_s, with_share_s)
         return min(left_s, max(own_left_s, with_share_s))

@@ -49,7 +49,7 @@ class KvMemory:
         limit = min(slot.cacheable // self.block_tokens, len(keys))
         hits = leading(keys, pool, limit)
         # Whoever holds a block holds those before it.
-        held = bisect_left(keys, True, hi=hits, key=lambda key: not pool.references(pool.find(key)))
+        held = bisect_left(keys, True, hi=hits, key=lambda key: not pool.references(pool.find(key))) if hits else 0
         stored = hits
         while stored < limit and keys[stored] in self.host:
             stored += 1

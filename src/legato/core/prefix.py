@@ -70,6 +70,8 @@ def leading(keys: Sequence[bytes], index: Container[bytes], limit: int) -> int:
 
     That holds for the pool: whoever holds a block holds those before it, and they are given up last. Cost: O(log n).
     """
+    if not limit or keys[0] not in index:
+        return 0
     return bisect_left(keys, True, hi=limit, key=lambda key: key not in index)
 
 

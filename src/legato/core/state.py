@@ -213,12 +213,11 @@ class SchedulerState:
         slots: list[Slot] = []
         stops: list[int] = []
         block_tokens = self.block_tokens
-        for n, (request_id, start, count, sample) in enumerate(
-            zip(plan.request_ids, plan.starts, plan.counts, plan.samples, strict=True)
+        for request_id, start, count, sample in zip(
+            plan.request_ids, plan.starts, plan.counts, plan.samples, strict=True
         ):
             slot = self._slots[request_id]
             stop = start + count
-            slot.tenant.charge(start, count, decode=n < plan.decodes)
             slot.scheduled = stop
             slot.in_flight += 1
             if stop > len(slot.blocks) * block_tokens:
@@ -229,6 +228,9 @@ class SchedulerState:
             stops.append(stop)
         for request_id, _, stop in plan.scores:
             self._slots[request_id].scored = stop
+        if self.policy.by_tenant:
+            for n, slot in enumerate(slots):
+                slot.tenant.charge(plan.starts[n], plan.counts[n], decode=n < plan.decodes)
         self._flights.append(Flight(plan, slots, stops, moves))
         self.next_step += 1
 
