@@ -49,7 +49,7 @@ EngineFactory = Callable[[ReportProgress], tuple[Engine, EngineInfo]]
 """Builds the engine, in its own process. Must be picklable: a module-level function or a `functools.partial` of one."""
 
 
-def serve_engine(port: EngineSocket, engine: Engine, clock: Callable[[], float]) -> None:
+def serve_engine(port: EngineSocket, engine: Engine) -> None:
     """Runs until told to shut down or the other end is gone (EOFError, BrokenPipeError). Sleeps when idle.
 
     Idle for a tenth of a second, it checks every invariant of the state: milliseconds that nobody waits for.
@@ -85,10 +85,11 @@ def serve_engine(port: EngineSocket, engine: Engine, clock: Callable[[], float])
         if not engine.has_work:
             last_end_s = -1.0
             continue
-        start_s = clock()
         events = engine.step(listen)
-        gap_s = start_s - last_end_s if last_end_s >= 0.0 else -1.0
-        last_end_s = clock()
+        gap_s = -1.0
+        if (record := events.record) is not None:
+            gap_s = max(record.started_s - last_end_s, 0.0) if last_end_s >= 0.0 else -1.0
+            last_end_s = record.started_s + record.step_s
         port.send(
             StepDone(
                 list(events.request_ids),
@@ -164,7 +165,7 @@ def _build_and_serve(port: EngineSocket, path: list[str], factory_pickle: bytes)
             info = _with_load_time(info, time.monotonic() - start_s)
         port.send(Ready(info))
         try:
-            serve_engine(port, engine, time.monotonic)
+            serve_engine(port, engine)
         finally:
             engine.close()
     except (EOFError, BrokenPipeError, ConnectionResetError):
