@@ -6,12 +6,12 @@ import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from legato.config import EngineConfig, format_size
 from legato.core.budget import StepBudget
 from legato.core.policy import POLICIES
-from legato.core.promise import decode_seconds, price_of, prompt_seconds
+from legato.core.promise import decode_seconds, most_streams, price_of, prompt_seconds
 from legato.core.state import SchedulerState
 from legato.core.tenants import Tenants
 from legato.engine.loop import Engine
@@ -88,8 +88,12 @@ def build_engine(config: EngineConfig, path: Path, report: ReportProgress) -> tu
         itl_s=0.0 if pacer is None else pacer.itl_s,
         promise=promise,
         ttft_s=0.0 if config.ttft_ms is None else config.ttft_ms / 1000,
-        least_itl_s=0.0 if pacer is None else decode_seconds(pacer.tracker.cost, 1, 0),
+        **({} if pacer is None else _pace_of(pacer, budget, loaded.max_model_len)),
         policy=config.policy,
+        tenant_weights=dict(config.tenant_weights),
+        long_prefill_token_threshold=config.long_prefill_token_threshold,
+        max_num_partial_prefills=config.max_num_partial_prefills,
+        async_scheduling=config.async_scheduling,
         notice=" · ".join(notice for notice in (swap_notice, archive_notice) if notice),
     )
     return engine, info
@@ -193,6 +197,17 @@ def _pacer(
     answer_s = prompt_seconds(pacer.tracker.safe, itl_s, budget.max_tokens, prompt_tokens, beside, context)
     promise = f"a token every {1000 * itl_s:.0f} ms; beside {beside} streams, a prompt of {prompt_tokens:,} tokens"
     return pacer, f"{promise} is answered after {answer_s:.1f} s"
+
+
+def _pace_of(pacer: Pacer, budget: StepBudget, max_model_len: int) -> dict[str, Any]:
+    """What the server tells and foresees by: fields of `EngineInfo`."""
+    cost = pacer.tracker.cost
+    tokens, context = min(1000, max_model_len - 1), min(_AUTO_CONTEXT, max_model_len - 1)
+    return {
+        "least_itl_s": decode_seconds(cost, 1, 0),
+        "most_streams": most_streams(cost, (1 - pacer.prefill_share) * pacer.itl_s, budget.max_seqs, context),
+        "token_s": prompt_seconds(cost, pacer.itl_s, budget.max_tokens, tokens, 0, 0) / tokens,
+    }
 
 
 # Blocks read from disk pass through host memory: room for as many as this, or as one sequence has.

@@ -14,6 +14,7 @@ import time
 
 from legato.core.budget import StepBudget
 from legato.core.plan import PromptLogprobs, StepPlan, StepResult, TokenLogprobs
+from legato.core.policy import POLICIES
 from legato.core.state import SchedulerState
 from legato.core.view import RowSource
 from legato.engine.loop import Engine
@@ -88,6 +89,10 @@ def build(
     chunk: int = 64,
     step_s: float = 0.0,
     fail: str = "",
+    policy: str = "slo",
+    itl_s: float = 0.0,
+    ttft_s: float = 0.0,
+    token_s: float = 0.0,
 ) -> tuple[Engine, EngineInfo]:
     """Runs in the engine process."""
     report("reading weights", 1, 2)
@@ -100,7 +105,7 @@ def build(
     if fail == "hang":
         time.sleep(60)
     report("reading weights", 2, 2)
-    state = SchedulerState(blocks, BLOCK_TOKENS, max_model_len)
+    state = SchedulerState(blocks, BLOCK_TOKENS, max_model_len, policy=POLICIES[policy])
     engine = Engine(state, FakeExecutor(step_s), StepBudget(chunk, max_seqs), time.perf_counter)
     info = EngineInfo(
         max_model_len=max_model_len,
@@ -110,6 +115,11 @@ def build(
         block_tokens=BLOCK_TOKENS,
         max_num_batched_tokens=chunk,
         max_num_seqs=max_seqs,
+        policy=policy,
+        itl_s=itl_s,
+        least_itl_s=itl_s / 10,
+        ttft_s=ttft_s,
+        token_s=token_s,
     )
     return engine, info
 

@@ -108,10 +108,74 @@ PreferOption = Annotated[
     ),
 ]
 PolicyOption = Annotated[
-    Literal["fcfs", "slo"],
+    Literal["fcfs", "slo", "fair"],
     typer.Option(
         "--policy",
-        help="fcfs: prompts in order of arrival; slo: the shortest first, where waiting counts.",
+        help="slo: prompts by when they are due, short ones first, where waiting counts; fair: tenants share by what"
+        " they were served; fcfs: in order of arrival.",
+        rich_help_panel=_PACE,
+    ),
+]
+TtftMs = Annotated[
+    float | None,
+    typer.Option(
+        "--ttft-ms",
+        help="How soon a first token is wanted, in milliseconds, of requests that do not say it themselves.",
+        show_default="whenever",
+        rich_help_panel=_PACE,
+    ),
+]
+Shed = Annotated[
+    bool,
+    typer.Option(
+        "--shed/--no-shed",
+        help="Refuse a request whose first token would come too late, with status 429 and Retry-After.",
+        rich_help_panel=_PACE,
+    ),
+]
+TenantHeader = Annotated[
+    str | None,
+    typer.Option(
+        "--tenant-header",
+        help="A header that names the tenant, set by a proxy that you trust.",
+        show_default="none; an API key is a tenant",
+        metavar="NAME",
+        rich_help_panel=_PACE,
+    ),
+]
+TenantWeight = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tenant-weight",
+        help="A tenant's share against 1 for all others, as in gold=3; may be repeated. An API key's tenant is called"
+        " key- and the first 8 digits of its SHA-256.",
+        metavar="TENANT=WEIGHT",
+        rich_help_panel=_PACE,
+    ),
+]
+LongPrefill = Annotated[
+    int | None,
+    typer.Option(
+        "--long-prefill-token-threshold",
+        help="Tokens of one prompt in a step, at most.",
+        show_default="as many as fit",
+        rich_help_panel=_PACE,
+    ),
+]
+PartialPrefills = Annotated[
+    int | None,
+    typer.Option(
+        "--max-num-partial-prefills",
+        help="Prompts that a step computes a part of, at most.",
+        show_default="as many as fit",
+        rich_help_panel=_PACE,
+    ),
+]
+AsyncScheduling = Annotated[
+    bool,
+    typer.Option(
+        "--async-scheduling/--no-async-scheduling",
+        help="Plan a step while the one before it computes.",
         rich_help_panel=_PACE,
     ),
 ]

@@ -13,13 +13,14 @@ import typer
 
 from legato.cli import options
 from legato.config import AUTO_ITL, DEFAULT_MODEL, EngineConfig, format_size, parse_size
-from legato.errors import EngineError
+from legato.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
     from legato.engine.service import EngineService
     from legato.engine.text import ModelText
     from legato.engine.wire import EngineInfo
     from legato.server.served import ServedModel
+    from legato.server.terms import Admission
 
 
 def serve(
@@ -33,6 +34,13 @@ def serve(
     prefill_share: options.PrefillShare = None,
     prefer: options.PreferOption = None,
     policy: options.PolicyOption = "slo",
+    ttft_ms: options.TtftMs = None,
+    shed: options.Shed = False,
+    tenant_header: options.TenantHeader = None,
+    tenant_weight: options.TenantWeight = None,
+    long_prefill_token_threshold: options.LongPrefill = None,
+    max_num_partial_prefills: options.PartialPrefills = None,
+    async_scheduling: options.AsyncScheduling = True,
     max_num_batched_tokens: options.MostStepTokens = None,
     max_num_seqs: options.Sequences = 64,
     max_model_len: options.ModelLength = None,
@@ -67,6 +75,11 @@ def serve(
         prefill_share=prefill_share,
         prefer=prefer,
         policy=policy,
+        ttft_ms=ttft_ms,
+        tenant_weights=tuple(_weight(text) for text in tenant_weight or ()),
+        long_prefill_token_threshold=long_prefill_token_threshold,
+        max_num_partial_prefills=max_num_partial_prefills,
+        async_scheduling=async_scheduling,
         max_num_batched_tokens=max_num_batched_tokens or 512,
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,
@@ -83,10 +96,15 @@ def serve(
         threads=threads,
         chat_template=None if chat_template is None else str(chat_template),
     )
+    if shed and ttft_ms is None:
+        raise ConfigError("shed refuses what would be answered too late, and nothing says when that is; give ttft_ms")
+    if tenant_header is not None and policy != "fair":
+        raise ConfigError(f"tenant_header tells tenants apart, and policy {policy} does not; choose fair")
     from legato.server.run import listen
+    from legato.server.terms import Admission
 
     with listen(host, port) as sock:
-        status = _run(_serve(config, sock, host, served_model_name))
+        status = _run(_serve(config, Admission(shed, tenant_header), sock, host, served_model_name))
     raise typer.Exit(status)
 
 
@@ -101,7 +119,18 @@ def _run(main: Coroutine[Any, Any, int]) -> int:
         return runner.run(main)
 
 
-async def _serve(config: EngineConfig, sock: socket.socket, host: str, name: str | None) -> int:
+def _weight(text: str) -> tuple[str, float]:
+    """A tenant and its weight. ConfigError if that is not what it says."""
+    name, equals, weight = text.rpartition("=")
+    try:
+        if name and equals:
+            return name, float(weight)
+        raise ValueError(text)
+    except ValueError:
+        raise ConfigError(f"'{text}' is no tenant's weight; write it as gold=3") from None
+
+
+async def _serve(config: EngineConfig, admission: Admission, sock: socket.socket, host: str, name: str | None) -> int:
     """Loads, serves, stops. Exit status: 0 after Ctrl-C or SIGTERM, 130 if it came while loading."""
     from legato.assemble import engine_factory, open_text, resolve_model
     from legato.engine.service import EngineService
@@ -131,7 +160,7 @@ async def _serve(config: EngineConfig, sock: socket.socket, host: str, name: str
         def cut() -> None:
             running.end_streams("the server is shutting down")
 
-        server = HttpServer(build_app(service, served), sock, cut)
+        server = HttpServer(build_app(service, served, admission=admission), sock, cut)
 
         def stop() -> None:
             if running.open_sequences and not server.stopping:

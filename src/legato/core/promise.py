@@ -14,6 +14,18 @@ def decode_seconds(cost: StepCost, streams: int, context: int) -> float:
     return cost.predict(StepShape.of_decodes([context] * streams, cost.attention))
 
 
+def most_streams(cost: StepCost, step_s: float, limit: int, context: int) -> int:
+    """The most streams, at most `limit`, whose decodes alone take `step_s`; at least 1."""
+    low, high = 1, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        if decode_seconds(cost, middle, context) <= step_s:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
 def prompt_seconds(
     cost: StepCost, itl_s: float, max_tokens: int, prompt_tokens: int, streams: int, context: int
 ) -> float:

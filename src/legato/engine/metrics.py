@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import get_args
 
 from legato.engine.pacer import LateCause
 from legato.engine.wire import EngineInfo, StepStats
 
+MOST_TENANTS, OTHER_TENANTS = 64, "(others)"
 LATE_CAUSES = get_args(LateCause)
 STEP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0)
 TTFT_SECONDS = (
@@ -93,6 +95,14 @@ class Histogram:
         return out
 
 
+@dataclass(slots=True)
+class Served:
+    """What a tenant was given."""
+
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+
+
 class EngineMetrics:
     """Everything `/metrics` shows. Fed by the service, once a step and once a request event; read by the server."""
 
@@ -113,6 +123,19 @@ class EngineMetrics:
         self.ttft_seconds = Histogram(TTFT_SECONDS)
         self.itl_seconds = Histogram(ITL_SECONDS)
         self.e2e_seconds = Histogram(E2E_SECONDS)
+        self.shed = 0
+        self._wishes: dict[tuple[str, bool], int] = {}
+        self._served: dict[str, Served] = {}
+
+    def served(self, tenant: str) -> Served:
+        """Where to count what a tenant gets: one of its own for the first 64, then one for all others."""
+        if tenant not in self._served and len(self._served) >= MOST_TENANTS:
+            tenant = OTHER_TENANTS
+        return self._served.setdefault(tenant, Served())
+
+    def record_wish(self, wish: str, *, kept: bool) -> None:
+        """Counts what a request asked for in time, and whether it got it."""
+        self._wishes[wish, kept] = self._wishes.get((wish, kept), 0) + 1
 
     def record_step(self, stats: StepStats) -> None:
         """Counts one step."""
@@ -172,6 +195,19 @@ class EngineMetrics:
             for cause in LATE_CAUSES:
                 text = "Tokens later than the gap that is planned for, by cause."
                 scalar("legato_late_tokens_total", "counter", text, last.pace.late.get(cause, 0), f',cause="{cause}"')
+        for (wish, kept), count in sorted(self._wishes.items()):
+            text = "What requests asked for in time: ttft, itl, deadline."
+            extra = f',wish="{wish}",kept="{"yes" if kept else "no"}"'
+            scalar("legato_wishes_total", "counter", text, count, extra)
+        scalar("legato_requests_shed_total", "counter", "Refused: the first token would have come too late.", self.shed)
+        if info.policy == "fair":
+            for tenant, served in sorted(self._served.items()):
+                extra = f',tenant="{_escape(tenant)}"'
+                text = "Prompt tokens of a tenant's requests that got a first token."
+                scalar("legato_tenant_prompt_tokens_total", "counter", text, served.prompt_tokens, extra)
+            for tenant, served in sorted(self._served.items()):
+                extra, text = f',tenant="{_escape(tenant)}"', "Tokens generated for a tenant."
+                scalar("legato_tenant_generation_tokens_total", "counter", text, served.generated_tokens, extra)
         cache, block_bytes = last.cache, info.kv_block_bytes
         hit_rate = cache.hit_tokens / cache.queried_tokens if cache.queried_tokens else 0.0
         for name, kind, text, value in (

@@ -19,6 +19,7 @@ _CLOCK_S = 1e-6  # what two readings of a clock may differ by
 _ERRORS_EVERY = 32
 # Weight of the last step in what holds at present.
 _RECENT = 0.1
+_GUESS_EVERY, _GUESS_AT, _GUESS_ROWS = 8, 1024, 512
 
 
 class Pacer:
@@ -72,8 +73,12 @@ class Pacer:
         if decodes:
             self.decode_s += _RECENT * (seconds - self.decode_s) if self.decode_s else seconds
         if shape.rows > decodes:
-            self._prompt_rows += _RECENT * (shape.rows - decodes - self._prompt_rows)
-            self._prompt_s += _RECENT * (seconds - self._prompt_s)
+            self._learn_pace(shape.rows - decodes, seconds, _RECENT)
+        elif self._steps % _GUESS_EVERY == 0:
+            # Nobody's prompt was computed: what it would take beside these, or nobody would know when load has gone.
+            rows = max(self.tracker.cost.rows_within(shape, _GUESS_AT, _GUESS_ROWS, self.itl_s), 1)
+            step_s = self.tracker.cost.predict(shape.with_chunk(self.tracker.cost.attention, _GUESS_AT, rows))
+            self._learn_pace(rows, step_s, min(_GUESS_EVERY * _RECENT, 1.0))
         self._steps += 1
         if self._steps % _ERRORS_EVERY == 0:
             self._errors = (self.tracker.median_error, self.tracker.p95_error)
@@ -103,6 +108,10 @@ class Pacer:
         if step_s > 1.001 * self.tracker.safe.predict(shape):
             return "slow"
         return "decodes" if shape.rows == decodes else "prompts"
+
+    def _learn_pace(self, rows: int, seconds: float, weight: float) -> None:
+        self._prompt_rows += weight * (rows - self._prompt_rows)
+        self._prompt_s += weight * (seconds - self._prompt_s)
 
     @property
     def token_s(self) -> float:

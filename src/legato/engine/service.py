@@ -16,8 +16,11 @@ from collections.abc import Callable, Iterator
 
 from legato import errors
 from legato.core.request import Request, Sampling, StopRule
+from legato.engine.forecast import FinishRate, Pending, first_token_seconds, place_of
+from legato.engine.live import Live
 from legato.engine.metrics import EngineMetrics
 from legato.engine.stream import TokenEvent, TokenStream
+from legato.engine.terms import Terms
 from legato.engine.wire import (
     Abort,
     EngineInfo,
@@ -38,19 +41,8 @@ from legato.engine.worker import EngineFactory, ReportProgress
 
 SEND_BUFFER_BYTES = 1 << 20
 STOP_TIMEOUT_S = 5.0
+_ANY_TERMS = Terms()
 _CHILD = "import sys; from legato.engine.worker import main; sys.exit(main({fd}))"
-
-
-class _Live:
-    """A sequence the engine works on."""
-
-    __slots__ = ("arrival_s", "last_token_s", "prompt_tokens", "stream")
-
-    def __init__(self, stream: TokenStream, arrival_s: float, prompt_tokens: int) -> None:
-        self.stream = stream
-        self.arrival_s = arrival_s
-        self.prompt_tokens = prompt_tokens
-        self.last_token_s = -1.0
 
 
 class EngineService:
@@ -73,7 +65,7 @@ class EngineService:
         self._on_step = on_step
         self._clock = clock
         self._ids = itertools.count(1)
-        self._live: dict[int, _Live] = {}
+        self._live: dict[int, Live] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._transport: asyncio.Transport | None = None
         self._ready: asyncio.Future[EngineInfo] | None = None
@@ -86,6 +78,9 @@ class EngineService:
         self.failure: errors.EngineError | None = None
         """Why the engine is gone, once it is."""
         self.metrics = EngineMetrics()
+        self._finishes = FinishRate()
+        # Of requests that the last step's numbers cannot know of.
+        self._unheard = self._unheard_tokens = 0
 
     @property
     def info(self) -> EngineInfo:
@@ -144,25 +139,61 @@ class EngineService:
         prompt: tuple[int, ...],
         sampling: Sampling,
         stop: StopRule,
-        *,
-        priority: int = 0,
-        cache_salt: bytes = b"",
+        terms: Terms = _ANY_TERMS,
     ) -> int:
         """Queues one sequence; its events arrive in `stream`. Returns its id. EngineError if the engine is gone."""
         if self.failure is not None:
             raise self.failure
-        request = Request(next(self._ids), prompt, sampling, stop, self._clock(), priority, cache_salt)
+        arrival_s = self._clock()
+        request = Request(
+            next(self._ids),
+            prompt,
+            sampling,
+            stop,
+            arrival_s,
+            terms.priority,
+            terms.cache_salt,
+            itl_s=terms.itl_s,
+            due_s=terms.due_s(arrival_s, self.metrics.last_step.pace.decode_s),
+            tenant=terms.tenant,
+        )
         self._send(submit_message(request))
-        self._live[request.request_id] = _Live(stream, request.arrival_s, len(prompt))
+        pending = self._pending(len(prompt), terms, arrival_s)
+        served = self.metrics.served(terms.tenant)
+        self._unheard += 1
+        self._unheard_tokens += len(prompt)
+        self._live[request.request_id] = Live(stream, arrival_s, pending, terms, served)
         stream.opened(request.request_id)
         return request.request_id
+
+    def first_token_seconds(self, prompt_tokens: int, terms: Terms) -> float:
+        """Until the first token of a request that would come now, as far as one can tell. Cost: O(open sequences)."""
+        now_s, info, step = self._clock(), self.info, self.metrics.last_step
+        # With nobody there, what the last load made of it says nothing.
+        token_s = step.pace.token_s if self._live and step.pace.token_s else info.token_s
+        places = min(info.max_num_seqs, info.most_streams or info.max_num_seqs)
+        return first_token_seconds(
+            self._pending(prompt_tokens, terms, now_s),
+            (live.pending for live in self._live.values() if live.last_token_s < 0.0),
+            token_s=token_s,
+            # Those that the engine has not told of since are in no sum of it.
+            pending_tokens=step.pending_tokens + self._unheard_tokens,
+            free_places=max(places - step.running, 0),
+            waiting=step.waiting + self._unheard,
+            finish_interval_s=self._finishes.interval_s(now_s),
+        )
+
+    def _pending(self, prompt_tokens: int, terms: Terms, arrival_s: float) -> Pending:
+        due_s = terms.due_s(arrival_s, self.metrics.last_step.pace.decode_s)
+        return Pending(place_of(self.info.policy, terms.priority, arrival_s, due_s, prompt_tokens), prompt_tokens)
 
     def abort(self, request_id: int, reason: str = "abort") -> None:
         """Ends a sequence; the engine hears of it before its next step. Unknown and finished ids are ignored."""
         live = self._live.pop(request_id, None)
         if live is None:
             return
-        self.metrics.record_finish(reason, self._clock() - live.arrival_s)
+        live.record_end(self.metrics, reason, self._clock())
+        self._finishes.record(self._clock())
         if self.failure is None:
             self._send(Abort(request_id))
 
@@ -227,7 +258,7 @@ class EngineService:
         elif isinstance(message, Rejected):
             live = self._live.pop(message.request_id, None)
             if live is not None:
-                self.metrics.record_finish("error", self._clock() - live.arrival_s)
+                live.record_end(self.metrics, "error", self._clock())
                 live.stream.fail(errors.RequestError(message.message), message.request_id)
         elif isinstance(message, Failed):
             self._reported = _error_of(message)
@@ -238,6 +269,7 @@ class EngineService:
         now_s = self._clock()
         metrics, live_by_id = self.metrics, self._live
         metrics.record_step(message.stats)
+        self._unheard = self._unheard_tokens = 0
         if self._on_step is not None:
             self._on_step(message.stats)
         for request_id, tokens in message.cached:
@@ -252,22 +284,17 @@ class EngineService:
             live = live_by_id.get(request_id)
             if live is None:
                 continue  # aborted while this step ran
-            if live.last_token_s < 0.0:
-                metrics.ttft_seconds.observe(now_s - live.arrival_s)
-                metrics.prompt_tokens += live.prompt_tokens
-            else:
-                metrics.itl_seconds.observe(now_s - live.last_token_s)
-            live.last_token_s = now_s
-            metrics.generated_tokens += 1
+            live.record_token(metrics, now_s)
             reason = finished.pop(request_id)[1] if request_id in finished else None
             if reason is not None:
                 del live_by_id[request_id]
-                metrics.record_finish(reason, now_s - live.arrival_s)
+                live.record_end(metrics, reason, now_s)
+                self._finishes.record(now_s)
             live.stream.push(TokenEvent(request_id, token_id, entry, reason))
         for request_id, reason, text in finished.values():
             live = live_by_id.pop(request_id, None)
             if live is not None:
-                metrics.record_finish(reason, now_s - live.arrival_s)
+                live.record_end(metrics, reason, now_s)
                 live.stream.fail(errors.EngineError(text or f"the engine ended the request: {reason}"), request_id)
 
     def _connected(self, transport: asyncio.Transport) -> None:
@@ -298,7 +325,7 @@ class EngineService:
             self._ready.exception()  # retrieved: a start that was cancelled leaves no warning
         live, self._live = self._live, {}
         for entry in live.values():
-            self.metrics.record_finish("error", self._clock() - entry.arrival_s)
+            entry.record_end(self.metrics, "error", self._clock())
             entry.stream.fail(self.failure)
 
 

@@ -28,6 +28,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     the user should know of how options were understood. `itl_s`: the gap between tokens that steps are planned for, 0
     if they are not; `promise`: what that means at this machine's speed. `ttft_s`: the time to a first token that is
     wanted, 0 if none is. `least_itl_s`: a step of one stream alone: nobody can have a smaller gap.
+    `most_streams`: those whose gap can be kept, 0 if there is none to keep. `token_s`: of a prompt alone.
     """
 
     max_model_len: int
@@ -50,7 +51,13 @@ class EngineInfo(msgspec.Struct, frozen=True):
     promise: str = ""
     ttft_s: float = 0.0
     least_itl_s: float = 0.0
+    most_streams: int = 0
+    token_s: float = 0.0
     policy: str = ""
+    tenant_weights: dict[str, float] = {}
+    long_prefill_token_threshold: int | None = None
+    max_num_partial_prefills: int | None = None
+    async_scheduling: bool = False
 
     @property
     def kv_block_bytes(self) -> int:
@@ -106,7 +113,7 @@ class StepStats(msgspec.Struct, array_like=True, frozen=True):
     """One step in numbers. `rows` 0: nothing was computed (an abort, say, changed the counts).
 
     `gap_s`: from the end of the step before to the start of this one, -1 if the engine was idle in between.
-    `free_blocks` -1: unknown.
+    `free_blocks` -1: unknown. `pending_tokens`: of prompts, not planned yet.
     """
 
     step: int = 0
@@ -120,6 +127,7 @@ class StepStats(msgspec.Struct, array_like=True, frozen=True):
     preempted: int = 0
     cache: CacheStats = CacheStats()
     pace: PaceStats = PaceStats()
+    pending_tokens: int = 0
 
 
 LogprobEntry = tuple[float, list[tuple[int, float]], int]

@@ -111,11 +111,21 @@ def _stats(engine: Engine, record: StepRecord | None, gap_s: float) -> StepStats
     cache = _cache_stats(state)
     pace = PaceStats() if engine.pacer is None else engine.pacer.stats
     if record is None:
-        return StepStats(state.next_step, 0.0, gap_s, 0, 0, *counts, cache=cache, pace=pace)
+        return StepStats(
+            state.next_step, 0.0, gap_s, 0, 0, *counts, cache=cache, pace=pace, pending_tokens=state.pending_tokens
+        )
     plan = record.plan
     rows = (plan.rows, plan.rows - plan.decodes)
     return StepStats(
-        plan.step, record.step_s, gap_s, *rows, *counts, preempted=len(plan.preempt), cache=cache, pace=pace
+        plan.step,
+        record.step_s,
+        gap_s,
+        *rows,
+        *counts,
+        preempted=len(plan.preempt),
+        cache=cache,
+        pace=pace,
+        pending_tokens=state.pending_tokens,
     )
 
 

@@ -15,20 +15,28 @@ from legato.errors import LegatoError
 from legato.server.chat import ChatEndpoint
 from legato.server.completions import CompletionEndpoint
 from legato.server.health import Status
-from legato.server.problems import error_body, on_error, on_http_exception
+from legato.server.problems import Problem, error_body, on_error, on_http_exception
 from legato.server.served import ServedModel
 from legato.server.stream import ClientGone, send_json
+from legato.server.terms import Admission
 
 BODY_LIMIT_BYTES = 16 << 20
 
 Respond = Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]]
 
 
-def build_app(service: EngineService, model: ServedModel, *, body_limit_bytes: int = BODY_LIMIT_BYTES) -> Starlette:
+def build_app(
+    service: EngineService,
+    model: ServedModel,
+    *,
+    body_limit_bytes: int = BODY_LIMIT_BYTES,
+    admission: Admission | None = None,
+) -> Starlette:
     """The server's application. `service` is started and stopped by the caller."""
-    status = Status(service, model)
-    chat = ChatEndpoint(service, model, body_limit_bytes)
-    completion = CompletionEndpoint(service, model, body_limit_bytes)
+    admission = admission or Admission()
+    status = Status(service, model, admission)
+    chat = ChatEndpoint(service, model, body_limit_bytes, admission)
+    completion = CompletionEndpoint(service, model, body_limit_bytes, admission)
     routes = [
         Route("/health", status.health),
         Route("/metrics", status.metrics),
@@ -55,4 +63,4 @@ class _Endpoint:
             return
         except LegatoError as error:
             status, body = error_body(error)
-            await send_json(send, status, body)
+            await send_json(send, status, body, error.headers if isinstance(error, Problem) else {})

@@ -9,9 +9,10 @@ from starlette.types import Receive, Scope, Send
 
 from legato.engine.service import EngineService
 from legato.server.prompt_logprobs import prompt_scores
-from legato.server.schema import chat_params, messages_of, parse_chat, priority_of, salt_of, wants_usage
+from legato.server.schema import chat_params, messages_of, parse_chat, wants_usage
 from legato.server.served import ServedModel
 from legato.server.stream import Choice, Generation, TokenLogprob, Usage, dump, new_id, now_unix_s, read_json_body
+from legato.server.terms import Admission, terms_of
 
 
 class ChatFormat:
@@ -79,8 +80,9 @@ class ChatFormat:
 class ChatEndpoint:
     """The ASGI application of the path."""
 
-    def __init__(self, service: EngineService, model: ServedModel, body_limit_bytes: int) -> None:
+    def __init__(self, service: EngineService, model: ServedModel, body_limit_bytes: int, admission: Admission) -> None:
         self._service = service
+        self._admission = admission
         self._model = model
         self._body_limit_bytes = body_limit_bytes
 
@@ -90,15 +92,9 @@ class ChatEndpoint:
         self._model.check_name(body.model)
         include_usage = wants_usage(body)
         params = chat_params(body)
+        terms = terms_of(body, scope, params, self._service.info, self._admission)
         prompt = await self._model.chat_tokens(messages_of(body), self._service.info.context)
-        generation = Generation(
-            self._service,
-            self._model,
-            [prompt],
-            params,
-            "messages",
-            priority=priority_of(body),
-            cache_salt=salt_of(body),
-        )
+        generation = Generation(self._service, self._model, [prompt], params, "messages", terms)
+        self._admission.check(self._service, len(prompt), terms)
         output = ChatFormat(self._model, include_usage=include_usage)
         await generation.respond(receive, send, output, stream=bool(body.stream), include_usage=include_usage)

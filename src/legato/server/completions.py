@@ -9,16 +9,10 @@ from starlette.types import Receive, Scope, Send
 
 from legato.engine.service import EngineService
 from legato.server.prompt_logprobs import PromptLogprob, prompt_scores
-from legato.server.schema import (
-    completion_params,
-    parse_completion,
-    priority_of,
-    prompts_of,
-    salt_of,
-    wants_usage,
-)
+from legato.server.schema import completion_params, parse_completion, prompts_of, wants_usage
 from legato.server.served import ServedModel
 from legato.server.stream import Choice, Generation, TokenLogprob, Usage, dump, new_id, now_unix_s, read_json_body
+from legato.server.terms import Admission, terms_of
 
 
 class CompletionFormat:
@@ -114,8 +108,9 @@ class CompletionFormat:
 class CompletionEndpoint:
     """The ASGI application of the path."""
 
-    def __init__(self, service: EngineService, model: ServedModel, body_limit_bytes: int) -> None:
+    def __init__(self, service: EngineService, model: ServedModel, body_limit_bytes: int, admission: Admission) -> None:
         self._service = service
+        self._admission = admission
         self._model = model
         self._body_limit_bytes = body_limit_bytes
 
@@ -125,12 +120,12 @@ class CompletionEndpoint:
         self._model.check_name(body.model)
         include_usage = wants_usage(body)
         params = completion_params(body)
+        terms = terms_of(body, scope, params, self._service.info, self._admission)
         context = self._service.info.context
         given = prompts_of(body)
         prompts = [await self._model.prompt_tokens(prompt, context) for prompt in given]
-        generation = Generation(
-            self._service, self._model, prompts, params, "prompt", priority=priority_of(body), cache_salt=salt_of(body)
-        )
+        generation = Generation(self._service, self._model, prompts, params, "prompt", terms)
+        self._admission.check(self._service, sum(map(len, prompts)), terms)
         output = CompletionFormat(
             self._model,
             include_usage=include_usage,

@@ -9,13 +9,15 @@ from starlette.responses import Response
 from legato.engine.service import EngineService
 from legato.server.problems import Problem, problem_response
 from legato.server.served import ServedModel
+from legato.server.terms import Admission
 
 
 class Status:
     """The endpoints that answer from what the server knows, without the engine."""
 
-    def __init__(self, service: EngineService, model: ServedModel) -> None:
+    def __init__(self, service: EngineService, model: ServedModel, admission: Admission) -> None:
         self._service = service
+        self._admission = admission
         self._model = model
 
     async def health(self, request: Request) -> Response:
@@ -50,12 +52,23 @@ class Status:
                 "description": info.description,
                 "itl_ms": round(1000 * info.itl_s, 3) if info.itl_s else None,
                 "promise": info.promise or None,
+                "policy": info.policy or None,
+                "ttft_ms": round(1000 * info.ttft_s, 3) if info.ttft_s else None,
+                "shed": self._admission.shed,
+                "tenant_header": self._admission.tenant_header,
+                "tenant_weights": info.tenant_weights,
+                "long_prefill_token_threshold": info.long_prefill_token_threshold,
+                "max_num_partial_prefills": info.max_num_partial_prefills,
+                "async_scheduling": info.async_scheduling,
                 "pace": {
                     "prediction_error_median": pace.median_error,
                     "prediction_error_p95": pace.p95_error,
                     "margin": pace.margin,
                     "machine_slowdown": pace.scale,
                     "late_tokens": pace.late,
+                    "most_streams": info.most_streams,
+                    "gap_now_ms": round(1000 * pace.decode_s, 3),
+                    "prompt_of_1000_tokens_now_s": round(1000 * (pace.token_s or info.token_s), 3),
                 }
                 if info.itl_s
                 else None,

@@ -18,10 +18,19 @@ _AT = re.compile(r"^(?P<what>.*) - at `\$\.?(?P<path>.*)`$", re.DOTALL)
 
 
 class Problem(LegatoError):
-    """A refusal with a status of its own: 404, 413, 415."""
+    """A refusal with a status of its own: 404, 413, 415, 429."""
 
-    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(message)
+        self.headers = dict(headers or {})
         self.status = status
         self.param = param
         self.code = code
@@ -31,6 +40,8 @@ def error_body(error: Exception) -> tuple[int, bytes]:
     """Status and JSON for an error. What is not ours becomes a 500 without details."""
     if isinstance(error, Problem):
         kind = "invalid_request_error" if error.status < 500 else "server_error"
+        if error.status == 429:
+            kind = "rate_limit_error"
         return error.status, _body(str(error), kind, error.param, error.code)
     if isinstance(error, RequestError):
         code = None

@@ -70,6 +70,9 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     min_tokens: int | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    itl_ms: float | None = None
+    ttft_ms: float | None = None
+    deadline_ms: float | None = None
     prompt_logprobs: int | None = None
 
 
@@ -137,7 +140,6 @@ _CHAT_REFUSED = (
 _COMPLETION_REFUSED = ("best_of", "suffix")
 _MESSAGE_REFUSED = ("name", "refusal", "audio", "annotations", "tool_calls", "tool_call_id", "function_call")
 _T = TypeVar("_T")
-MAX_SALT = 1024
 ROLES = ("system", "developer", "user", "assistant")
 
 _chat = msgspec.json.Decoder(ChatBody)
@@ -233,25 +235,6 @@ def wants_usage(body: ChatBody | CompletionBody) -> bool:
     if not body.stream:
         raise RequestError("stream_options needs stream: true", field="stream_options")
     return bool(options.include_usage)
-
-
-def priority_of(body: ChatBody | CompletionBody) -> int:
-    """The lower, the more important; 0 unless given."""
-    priority = body.priority or 0
-    if not -(2**31) <= priority < 2**31:
-        raise RequestError(f"priority is {priority}; it must fit in 32 bits", field="priority")
-    return priority
-
-
-def salt_of(body: ChatBody | CompletionBody) -> bytes:
-    """Cached prefixes are shared among requests of one salt only."""
-    if body.cache_salt is None:
-        return b""
-    if not 0 < len(body.cache_salt) <= MAX_SALT:
-        raise RequestError(
-            f"cache_salt has {len(body.cache_salt)} characters; it needs 1 to {MAX_SALT}", field="cache_salt"
-        )
-    return body.cache_salt.encode()
 
 
 def _all(values: list[Any], kind: type) -> bool:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -16,6 +16,7 @@ from legato.engine.params import MAX_SEQUENCES, SamplingParams, random_seed
 from legato.engine.service import EngineService
 from legato.engine.stop import TextStream
 from legato.engine.stream import TokenEvent, TokenStream
+from legato.engine.terms import Terms
 from legato.engine.wire import LogprobEntry
 from legato.errors import LegatoError, RequestError
 from legato.server.problems import Problem, error_body
@@ -105,9 +106,7 @@ class Generation:
         prompts: Sequence[tuple[int, ...]],
         params: SamplingParams,
         field: str,
-        *,
-        priority: int = 0,
-        cache_salt: bytes = b"",
+        terms: Terms,
     ) -> None:
         """Raises RequestError (PromptTooLong with both numbers) if a prompt cannot be served."""
         count = len(prompts) * params.n
@@ -117,8 +116,7 @@ class Generation:
         self._model = model
         self._prompts = prompts
         self._params = params
-        self._priority = priority
-        self._cache_salt = cache_salt
+        self._terms = terms
         self._rooms = [model.room(prompt, params, service.info, field) for prompt in prompts]
 
     async def respond(self, receive: Receive, send: Send, output: Format, *, stream: bool, include_usage: bool) -> None:
@@ -147,9 +145,7 @@ class Generation:
             for j in range(params.n):
                 # Of n sequences the first speaks of the prompt for all, but in a stream they do not wait for it.
                 sampling = params.sampling(j, seed=seed, score_prompt=stream or j == 0)
-                request_id = self._service.submit(
-                    tokens, prompt, sampling, rule, priority=self._priority, cache_salt=self._cache_salt
-                )
+                request_id = self._service.submit(tokens, prompt, sampling, rule, self._terms)
                 text = TextStream(model.text.token_bytes, params.stop, params.min_tokens)
                 sequences[request_id] = Choice(i * params.n + j, text)
         return sequences
@@ -231,9 +227,10 @@ class Generation:
         }
 
 
-async def send_json(send: Send, status: int, body: bytes) -> None:
+async def send_json(send: Send, status: int, body: bytes, extra: Mapping[str, str] | None = None) -> None:
     """One JSON document as the whole response."""
     headers = [*JSON_HEADERS, (b"content-length", str(len(body)).encode())]
+    headers += [(name.encode(), value.encode()) for name, value in (extra or {}).items()]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
