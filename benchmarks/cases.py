@@ -2,13 +2,13 @@
 
     python -m benchmarks.cases [--model smollm2-135m] [--itl-ms 200] [--json]
 
-FreeToken#483, llama.cpp#29175  one stream; then a prompt of 8,192 tokens (or what the model holds) with 3 to answer: the
-                                worst gap is at most 1.2 times the budget, the prompt's first token at most 1.5 times as
-                                late as without the stream
+FreeToken#483, llama.cpp#29175  one stream; then a prompt of 8,192 tokens (or what the model holds), 3 to answer: the
+                                worst gap is at most 1.2 times the budget, the prompt's first token at most 1.5 times
+                                as late as without the stream
 imp#1643                        one stream; 1, 3, 8 prompts of 2,500 at once: the worst gap does not grow with them
-mlxcel#1013                     8 streams for ever renewed, a prompt of 14 x 128 tokens: it is answered, in bounded time
-ATOM#1835, sglang#34623         50 tokens 2 s after 20,000 (or what the model holds) have begun, and three of 5,000: the
-                                short one waits for nobody, the three advance together, the long one loses little
+mlxcel#1013                     8 streams for ever renewed, a prompt of 14 x 128 tokens: it is answered in bounded time
+ATOM#1835, sglang#34623         50 tokens 2 s after 20,000 (or what the model holds) have begun, and three of 5,000:
+                                the short one waits for nobody, the three advance together, the long one loses little
 
 The same on a clock that has no noise: tests/core/test_step_time.py, test_fairness.py. Exits with 1 if one fails.
 """

@@ -1,4 +1,4 @@
-"""How a request wants to be served: gaps, deadlines and tenants of its own, and refusals of what would come too late."""
+"""How a request wants to be served: a gap, a deadline, a tenant of its own; and what would come too late."""
 
 from __future__ import annotations
 
@@ -50,6 +50,14 @@ async def served(
             yield client, service, asked
     finally:
         await service.stop()
+
+
+async def open_sequences(service: EngineService, count: int) -> None:
+    for _ in range(5000):
+        if service.open_sequences >= count:
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError(f"never were {count} open")
 
 
 async def test_gap_and_deadlines_reach_the_engine_as_seconds_on_its_clock() -> None:
@@ -135,11 +143,9 @@ async def test_without_shed_it_is_queued() -> None:
 async def test_requests_that_wait_count_for_those_that_come() -> None:
     async with served(Admission(shed=True), ttft_s=2.0, token_s=0.01, max_seqs=1) as (client, service, _):
         busy = asyncio.create_task(client.post(TEXT, json={"prompt": "a", "max_tokens": 400}))
-        while not service.open_sequences:
-            await asyncio.sleep(0.001)
+        await open_sequences(service, 1)
         waits = asyncio.create_task(client.post(TEXT, json={**HELLO, "prompt": "b" * 190}))
-        while service.open_sequences < 2:
-            await asyncio.sleep(0.001)
+        await open_sequences(service, 2)
         refused = await client.post(TEXT, json={**HELLO, "prompt": "c" * 195})
         assert refused.status_code == 429
         assert {(await busy).status_code, (await waits).status_code} == {200}
@@ -175,7 +181,7 @@ async def test_a_header_that_was_named_is_the_tenant_before_the_key() -> None:
 
 
 async def test_tenants_in_metrics_are_bounded() -> None:
-    async with served(Admission(tenant_header="t"), policy="fair") as (client, service, _):
+    async with served(Admission(tenant_header="t"), policy="fair") as (client, _, _):
         for n in range(70):
             assert (await client.post(TEXT, json={"prompt": "a", "max_tokens": 1}, headers={"t": f"t{n}"})).is_success
         page = (await client.get("/metrics")).text
