@@ -10,10 +10,16 @@ LegatoError
 ├── RequestError          one request cannot be served; nothing else is disturbed
 │   ├── PromptTooLong     longer than the context or the whole KV pool
 │   └── UnknownField      an API field that is not honoured
-└── EngineError           the engine process failed or is gone
+├── EngineError           the engine process failed or is gone
+└── BenchError            a measurement of a server says nothing
+    ├── ServerUnreachable nothing answers there, or no OpenAI server
+    ├── RunInvalid        the run does not show what it is meant to show; carries the reasons
+    └── NoCapacity        even the lowest rate misses a limit
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 class LegatoError(Exception):
@@ -62,3 +68,23 @@ class UnknownField(RequestError):
 
 class EngineError(LegatoError):
     """The engine process failed or is gone."""
+
+
+class BenchError(LegatoError):
+    """A measurement of a server says nothing."""
+
+
+class ServerUnreachable(BenchError):
+    """Nothing answers at the address, or what answers is no OpenAI server."""
+
+
+class RunInvalid(BenchError):
+    """The run does not show what it is meant to show; nothing is reported. `reasons`: why, and what to change."""
+
+    def __init__(self, reasons: Sequence[str]) -> None:
+        self.reasons = tuple(reasons)
+        super().__init__("this run shows nothing, so nothing is reported: " + "; ".join(reasons))
+
+
+class NoCapacity(BenchError):
+    """Even the lowest rate misses a limit."""

@@ -11,7 +11,6 @@ import pytest
 from bench.virtual import run_virtual
 from legato.bench.capacity import (
     Limits,
-    NoCapacity,
     Plan,
     Probe,
     best_of,
@@ -20,10 +19,11 @@ from legato.bench.capacity import (
     run_probe,
     search,
 )
-from legato.bench.client import Reply, ServerUnreachable
+from legato.bench.client import Reply
 from legato.bench.dialect import Prompt
 from legato.bench.load import Arrival, Lengths, Prompts, poisson_trace
 from legato.bench.record import percentile
+from legato.errors import NoCapacity, ServerUnreachable
 
 LIMITS = Limits(ttft_ms=300, itl_ms=50)
 PLAN = Plan(LIMITS, Lengths(100), Lengths(5), duration_s=200.0)

@@ -8,9 +8,9 @@ import time
 import pytest
 
 from bench.fake_server import STREAM_HEAD, FakeServer, chunked, document, event, serving
-from legato.bench.client import Address, Client, Reply, ServerUnreachable
+from legato.bench.client import Address, Client, Reply
 from legato.bench.dialect import Dialect, Server, learn_dialect
-from legato.errors import ConfigError
+from legato.errors import ConfigError, ServerUnreachable
 
 IDS = range(300, 1000)
 

@@ -12,7 +12,7 @@ import pytest
 from bench.virtual import SteppingServer, run_virtual
 from legato.bench.interference import Run, Settings, faults, figures, interfere
 from legato.bench.load import Prompts
-from legato.bench.record import RunInvalid
+from legato.errors import RunInvalid
 
 SETTINGS = Settings(
     streams=4,

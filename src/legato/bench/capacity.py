@@ -12,11 +12,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from legato.bench.client import Clock, Reply, ServerUnreachable
+from legato.bench.client import Clock, Reply
 from legato.bench.dialect import Answers
 from legato.bench.load import Arrival, Lengths, Prompts, poisson_trace
 from legato.bench.record import Spread, gaps_of, percentile, spread, tokens_per_chunk
-from legato.errors import LegatoError
+from legato.errors import NoCapacity, ServerUnreachable
 
 PRECISION = 1.08
 FIRST_RATE = 1.0
@@ -24,10 +24,6 @@ FIRST_RATE = 1.0
 MIN_REQUESTS = 4
 IDLE_LIMIT_S = 120.0
 _IDLE_FACTOR, _IDLE_FLOOR_S, _IDLE_PAUSE_S = 2.0, 0.05, 0.1
-
-
-class NoCapacity(LegatoError):
-    """Even the lowest rate misses a limit."""
 
 
 @dataclass(frozen=True, slots=True)

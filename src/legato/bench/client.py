@@ -16,17 +16,13 @@ from urllib.parse import urlsplit
 import httptools
 import msgspec
 
-from legato.errors import ConfigError, LegatoError
+from legato.errors import ConfigError, ServerUnreachable
 
 Clock = Callable[[], float]
 """Seconds since any fixed moment."""
 
 
 NO_TOKEN = "the answer ended without a token"
-
-
-class ServerUnreachable(LegatoError):
-    """Nothing answers at the address, or what answers is no OpenAI server."""
 
 
 @dataclass(frozen=True, slots=True)

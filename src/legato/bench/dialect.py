@@ -9,8 +9,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from legato.bench.client import NO_TOKEN, Client, Reply, ServerUnreachable
+from legato.bench.client import NO_TOKEN, Client, Reply
 from legato.bench.load import WordScale, words
+from legato.errors import ServerUnreachable
 
 Prompt = str | list[int]
 

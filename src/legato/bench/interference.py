@@ -16,7 +16,6 @@ from legato.bench.dialect import Answers
 from legato.bench.load import Prompts, periodic
 from legato.bench.record import (
     Gaps,
-    RunInvalid,
     Spread,
     chunks_between,
     gaps_of,
@@ -24,6 +23,7 @@ from legato.bench.record import (
     spread,
     tokens_per_chunk,
 )
+from legato.errors import RunInvalid
 
 MIN_LONG = 2
 MIN_CHUNKS = 20

@@ -9,15 +9,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from legato.bench.client import Reply
-from legato.errors import LegatoError
-
-
-class RunInvalid(LegatoError):
-    """The run does not show what it is meant to show; nothing is reported. `reasons`: why, and what to change."""
-
-    def __init__(self, reasons: Sequence[str]) -> None:
-        self.reasons = tuple(reasons)
-        super().__init__("this run shows nothing, so nothing is reported: " + "; ".join(reasons))
 
 
 @dataclass(frozen=True, slots=True)

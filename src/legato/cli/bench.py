@@ -181,7 +181,7 @@ async def _interference(
     from legato.bench.dialect import Server
     from legato.bench.interference import faults, figures, interfere
     from legato.bench.machine import Meter
-    from legato.bench.record import RunInvalid
+    from legato.errors import RunInvalid
 
     client, dialect, prompts = await target.meet(Random(seed))
     meter, found, reasons = Meter(_clock), None, []
@@ -213,7 +213,7 @@ async def _capacity(plan: Plan, target: _Target, *, as_json: bool) -> None:
     from legato.bench.capacity import best_of, find_capacity
     from legato.bench.dialect import Server
     from legato.bench.machine import Meter, allow_many_connections
-    from legato.bench.record import RunInvalid
+    from legato.errors import RunInvalid
 
     allow_many_connections()
     # Arrivals and lengths come from the seed; what prompts say never does, or a prefix cache would know it next time.

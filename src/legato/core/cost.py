@@ -54,7 +54,8 @@ class StepCost:
     `sequence_s`: what a request costs by being there: its block table, its items of work, its token on its way.
     `logits`: the head, by rows that need logits: one reading of its weights, then operations, and for each row the
     search for the largest logit. `drawn_row_s`, `nucleus_row_s`, `logprob_row_s`: passes over the vocabulary beside it.
-    `scale`: the machine now, over the machine when it was measured: shared cores, heat.
+    `scale`: the machine now, over the machine when it was measured: shared cores, heat. `memory_scale`: the same of
+    `memory_seconds`, beside it: others on the machine slow memory and cores down each by itself.
     """
 
     attention: Attention
@@ -69,9 +70,10 @@ class StepCost:
     nucleus_row_s: float = 0.0
     logprob_row_s: float = 0.0
     scale: float = 1.0
+    memory_scale: float = 1.0
 
     def predict(self, shape: StepShape) -> float:
-        """Seconds that a step of this shape takes. 0 for an empty one. Cost: 0.6 µs."""
+        """Seconds that a step of this shape takes. 0 for an empty one. Cost: 0.8 µs."""
         rows = shape.rows
         return self.scale * (
             self.rows.at(rows)
@@ -83,7 +85,15 @@ class StepCost:
             + self.drawn_row_s * shape.drawn_rows
             + self.nucleus_row_s * shape.nucleus_rows
             + self.logprob_row_s * shape.logprob_rows
+            + (self.memory_scale - 1.0) * self.memory_seconds(shape)
         )
+
+    def memory_seconds(self, shape: StepShape) -> float:
+        """Of these, what waits for memory, as measured at first: weights read once, positions looked back at."""
+        seconds = self.kv_token_s * shape.kv_tokens
+        if shape.rows:
+            seconds += self.rows.values[0]
+        return seconds + self.logits.values[0] if shape.logit_rows else seconds
 
     def rows_within(self, shape: StepShape, start: int, most: int, seconds: float, logit_rows: int = 0) -> int:
         """The most rows, up to `most`, of one more request from position `start` on, so that the step takes `seconds`.
@@ -113,9 +123,11 @@ class StepCost:
         none_s, full_s, all_s = (self.predict(shape.with_chunk(self.attention, start, n)) for n in (0, full, rows))
         return full if (all_s - full_s) * full > (full_s - none_s) * (rows - full) else rows
 
-    def scaled(self, scale: float) -> StepCost:
-        """The same machine, so many times as slow."""
-        return dataclasses.replace(self, scale=scale)
+    def scaled(self, scale: float, memory_scale: float | None = None) -> StepCost:
+        """The same machine, so many times as slow; its memory beside that as it was, or as is said."""
+        return dataclasses.replace(
+            self, scale=scale, memory_scale=self.memory_scale if memory_scale is None else memory_scale
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON; `from_dict` gives an equal one back."""
@@ -134,7 +146,7 @@ class StepCost:
             rows=_curve(data["rows"]),
             logits=_curve(data["logits"]),
             tile=int(data["tile"]),
-            **{name: float(data[name]) for name in known if name.endswith("_s") or name == "scale"},
+            **{name: float(data[name]) for name in known if name.endswith(("_s", "scale"))},
         )
 
 
