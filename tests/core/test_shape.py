@@ -87,3 +87,5 @@ def test_rows_are_counted_by_what_is_done_with_their_logits() -> None:
     assert (shape.rows, shape.sequences, shape.logit_rows) == (35, 6, 13)
     assert (shape.drawn_rows, shape.nucleus_rows, shape.logprob_rows) == (3, 2, 10)
     assert StepShape.of(plan, Attention()).drawn_rows == 0
+    copying = StepShape.of(plan, Attention(), copied_blocks=7)
+    assert (copying.copied_blocks, copying.with_chunk(Attention(), 0, 5).copied_blocks) == (7, 7)

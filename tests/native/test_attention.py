@@ -143,6 +143,25 @@ def test_no_split_company_or_thread_count_changes_a_bit(shape: Shape, data: st.D
             np.testing.assert_array_equal(got, wanted)
 
 
+@pytest.mark.parametrize(
+    "shape", [SHAPES[0], SHAPES[2], SHAPES[6], SHAPES[8]], ids=lambda s: f"dim{s.head_dim}w{s.window}{s.activations}"
+)
+def test_a_short_chunk_far_along_has_the_bits_of_one_shot_however_its_work_is_cut(isa: str, shape: Shape) -> None:
+    """On two threads a chunk of 5 to 60 rows has its few items cut at splits, beside a long chunk it has not."""
+    length, sizes = 1300, (5, 8, 9, 13, 24, 33, 60)
+    tokens = np.random.default_rng(7).integers(0, 400, length)
+    rig = AttentionRig(shape, random_qkv(shape), max_tokens=length)
+    (whole,) = rig.step([(0, 0, tokens)])
+    for threads, beside in ((1, False), (2, False), (2, True)):
+        rig.step([(1, 0, tokens[:1000])])
+        at = 1000
+        for size in sizes:
+            chunks = [(1, at, tokens[at : at + size]), *([(2, 0, tokens[:600])] if beside else [])]
+            out = rig.step(chunks, threads=threads)[0]
+            np.testing.assert_array_equal(out, whole[at : at + size])
+            at += size
+
+
 @pytest.mark.parametrize("activations", ["f32", "int8"])
 def test_decoding_one_by_one_gives_the_bits_of_one_shot(isa: str, activations: str) -> None:
     shape = Shape(heads=3, kv_heads=1, activations=activations)

@@ -54,6 +54,7 @@ class StepCost:
     `sequence_s`: what a request costs by being there: its block table, its items of work, its token on its way.
     `logits`: the head, by rows that need logits: one reading of its weights, then operations, and for each row the
     search for the largest logit. `drawn_row_s`, `nucleus_row_s`, `logprob_row_s`: passes over the vocabulary beside it.
+    `copy_s`: a block of KV to or from host memory.
     `scale`: the machine now, over the machine when it was measured: shared cores, heat. `memory_scale`: the same of
     `memory_seconds`, beside it: others on the machine slow memory and cores down each by itself.
     """
@@ -69,6 +70,7 @@ class StepCost:
     drawn_row_s: float = 0.0
     nucleus_row_s: float = 0.0
     logprob_row_s: float = 0.0
+    copy_s: float = 0.0
     scale: float = 1.0
     memory_scale: float = 1.0
 
@@ -85,6 +87,7 @@ class StepCost:
             + self.drawn_row_s * shape.drawn_rows
             + self.nucleus_row_s * shape.nucleus_rows
             + self.logprob_row_s * shape.logprob_rows
+            + self.copy_s * shape.copied_blocks
             + (self.memory_scale - 1.0) * self.memory_seconds(shape)
         )
 
@@ -92,7 +95,7 @@ class StepCost:
         """Of these, what waits for memory, as measured at first: weights read once, positions looked back at."""
         seconds = self.kv_token_s * shape.kv_tokens
         if shape.rows:
-            seconds += self.rows.values[0]
+            seconds += self.rows.values[0] + self.tile_s
         return seconds + self.logits.values[0] if shape.logit_rows else seconds
 
     def rows_within(self, shape: StepShape, start: int, most: int, seconds: float, logit_rows: int = 0) -> int:
@@ -125,8 +128,21 @@ class StepCost:
 
     def scaled(self, scale: float, memory_scale: float | None = None) -> StepCost:
         """The same machine, so many times as slow; its memory beside that as it was, or as is said."""
-        return dataclasses.replace(
-            self, scale=scale, memory_scale=self.memory_scale if memory_scale is None else memory_scale
+        return StepCost(  # `dataclasses.replace` takes three times as long, twice a step
+            self.attention,
+            self.rows,
+            self.tile,
+            self.tile_s,
+            self.pair_s,
+            self.kv_token_s,
+            self.sequence_s,
+            self.logits,
+            self.drawn_row_s,
+            self.nucleus_row_s,
+            self.logprob_row_s,
+            self.copy_s,
+            scale,
+            self.memory_scale if memory_scale is None else memory_scale,
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -14,6 +14,9 @@ ROW_KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 LOGIT_KNOTS = (1, 8, 32)
 # Blocks of rows that kernels are known to work in: 6, 12 and 16 on CPUs, 64 and 128 on GPUs.
 TILES = (1, 6, 12, 16, 64, 128)
+# A curve has a knot where so many samples are beyond it, or this share of them if that is less: fewer do not tell the
+# slope there from noise, and what is larger than any sample goes on with it.
+_BEYOND, _BEYOND_SHARE = 6, 1 / 8
 
 _ROUNDS = 6
 # Residuals, in units of their spread, from which on a sample counts less. Whoever shares the machine makes a step
@@ -63,8 +66,9 @@ def _weight(residual: float) -> float:
 
 
 def _knots(knots: tuple[int, ...], counts: Iterable[int]) -> tuple[int, ...]:
-    most = max(counts)
-    return tuple(knot for knot in knots if knot < most) or knots[:1]
+    ascending = sorted(counts)
+    beyond = min(_BEYOND, max(1, int(_BEYOND_SHARE * len(ascending))))
+    return tuple(knot for knot in knots if knot < ascending[-beyond]) or knots[:1]
 
 
 def _smooth(samples: Sequence[Sample], row_knots: tuple[int, ...], terms: int) -> list[list[float]]:
@@ -90,6 +94,7 @@ def _terms(shape: StepShape, row_knots: tuple[int, ...], logit_knots: tuple[int,
         float(shape.drawn_rows),
         float(shape.nucleus_rows),
         float(shape.logprob_rows),
+        float(shape.copied_blocks),
     ]
 
 
@@ -106,7 +111,7 @@ def _cost(
 ) -> StepCost:
     rows, rest = coefficients[: len(row_knots) + 1], coefficients[len(row_knots) + 1 :]
     logits, rest = rest[: len(logit_knots) + 1], rest[len(logit_knots) + 1 :]
-    tile_s, pair_s, kv_token_s, sequence_s, drawn_row_s, nucleus_row_s, logprob_row_s = rest
+    tile_s, pair_s, kv_token_s, sequence_s, drawn_row_s, nucleus_row_s, logprob_row_s, copy_s = rest
     return StepCost(
         attention=attention,
         rows=_curve(row_knots, rows),
@@ -119,6 +124,7 @@ def _cost(
         drawn_row_s=drawn_row_s,
         nucleus_row_s=nucleus_row_s,
         logprob_row_s=logprob_row_s,
+        copy_s=copy_s,
     )
 
 

@@ -43,7 +43,8 @@ class StepShape:
 
     `rows`: tokens through the layers. `sequences`: requests that have any. `logit_rows`: rows whose logits are needed,
     to sample or to score a prompt. Of these, `drawn_rows` are not greedy, `nucleus_rows` of those choose among
-    candidates (top-p, top-k, min-p), and `logprob_rows` have log-probabilities computed.
+    candidates (top-p, top-k, min-p), and `logprob_rows` have log-probabilities computed. `copied_blocks`: of KV, to or
+    from host memory, before the rows.
     """
 
     rows: int = 0
@@ -54,12 +55,20 @@ class StepShape:
     drawn_rows: int = 0
     nucleus_rows: int = 0
     logprob_rows: int = 0
+    copied_blocks: int = 0
 
     @classmethod
-    def of(cls, plan: StepPlan, attention: Attention, request: Callable[[int], Request] | None = None) -> StepShape:
+    def of(
+        cls,
+        plan: StepPlan,
+        attention: Attention,
+        request: Callable[[int], Request] | None = None,
+        copied_blocks: int = 0,
+    ) -> StepShape:
         """The shape of `plan`. `request` gives requests by id; without it, all rows count as greedy, without logprobs.
 
-        Cost: O(sequences); 3 µs for 32 decodes, 10 with their requests.
+        `copied_blocks`: how many moves the step begins with; a plan does not say. Cost: O(sequences); 3 µs for 32
+        decodes, 10 with their requests.
         """
         pairs = kv_tokens = attention.decoded(plan.starts[: plan.decodes])
         for i in range(plan.decodes, len(plan.starts)):
@@ -85,6 +94,7 @@ class StepShape:
             drawn_rows=drawn,
             nucleus_rows=nucleus,
             logprob_rows=logprobs + scored,
+            copied_blocks=copied_blocks,
         )
 
     @classmethod
@@ -104,6 +114,7 @@ class StepShape:
             self.drawn_rows,
             self.nucleus_rows,
             self.logprob_rows,
+            self.copied_blocks,
         )
 
 

@@ -52,7 +52,8 @@ EngineFactory = Callable[[ReportProgress], tuple[Engine, EngineInfo]]
 def serve_engine(port: EngineSocket, engine: Engine) -> None:
     """Runs until told to shut down or the other end is gone (EOFError, BrokenPipeError). Sleeps when idle.
 
-    Idle for a tenth of a second, it checks every invariant of the state: milliseconds that nobody waits for.
+    Idle for a tenth of a second, it checks every invariant of the state, and fits the cost of steps anew where
+    predictions have been poor: milliseconds that nobody waits for.
     """
     last_end_s = -1.0
     checked_step = -1
@@ -78,6 +79,8 @@ def serve_engine(port: EngineSocket, engine: Engine) -> None:
     while True:
         if not engine.has_work and checked_step != engine.state.next_step and port.is_quiet(IDLE_S):
             engine.state.check()
+            if engine.pacer is not None:
+                engine.pacer.tracker.refit()
             checked_step = engine.state.next_step
         hear(wait=not engine.has_work)
         if is_over:

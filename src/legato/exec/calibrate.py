@@ -7,6 +7,7 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from legato.core.budget import StepBudget
 from legato.core.cost import Sample
@@ -21,9 +22,13 @@ Progress = Callable[[int, int], None]
 Clock = Callable[[], float]
 
 MOST_PREFIX = 8192
-MOST_RUNS = 5
+MOST_RUNS = 8
+# A probe is known once its two shortest runs are as near as this, of this many at least.
+_AGREE, _FEWEST_RUNS = 1.03, 3
 # Steps of this length are timed twice only: what disturbs them is short beside them.
 _LONG_S, _LONG_RUNS = 0.1, 2
+# Those of up to this length twice at least, when the time is over too: decodes say how long a gap may be.
+_SHORT_S, _SHORT_RUNS = 0.02, 2
 # Requests of a step have tokens of their own: what sampling takes depends on the logits.
 _OWN_TOKENS, _REQUESTS = 61, 64
 # A probe that would take more than this share of the time there is, is left out.
@@ -31,6 +36,18 @@ _MOST_SHARE = 1 / 16
 
 GREEDY, DRAWN, LOGPROBS = Sampling(), Sampling(temperature=0.8, seed=1), Sampling(logprobs=5)
 NUCLEUS = Sampling(temperature=0.8, top_p=0.95, seed=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Steps and what they take where nobody else is on the machine, as far as that was to be seen.
+
+    `noise`: how much longer than that a run was, of the middle probe the middle run. Some 0.02 on a quiet machine; from
+    0.1 on others were on it, and what was taken for their absence may have been less of them.
+    """
+
+    samples: tuple[Sample, ...]
+    noise: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +86,13 @@ def calibrate(
     limit_s: float = 8.0,
     progress: Progress | None = None,
     now: Clock = time.perf_counter,
-) -> tuple[Sample, ...]:
+) -> Timing:
     """Steps of all kinds that `budget` allows, and what they took. Overwrites the pool of `loaded`: it must be unused.
 
-    Each probe is timed up to five times, in rounds of an order of their own, so that a slow spell hits all kinds alike;
-    the sample is the lower median. Once a first round is done, it ends when `limit_s` is over; steps that are long
-    beside that are left out. `progress(done, total)`: thousandths of the time.
+    Each probe is timed three to eight times, until its two shortest runs agree, in rounds of an order of their own, so
+    that a slow spell hits all kinds alike. Its sample is the second shortest: whoever shares the machine makes steps
+    longer, never shorter, and of two runs the shorter one will do. Once a first round is done, it ends when `limit_s`
+    is over; steps that are long beside that are left out. `progress(done, total)`: thousandths of the time.
     """
     timer = StepTimer(loaded, now)
     started_s = now()
@@ -83,23 +101,36 @@ def calibrate(
     probes = [probe for probe in probes if probe.work * rate <= limit_s * _MOST_SHARE]
     taken_s: dict[Probe, list[float]] = {probe: [] for probe in probes}
     order = random.Random(0)
-    for run in range(MOST_RUNS):
+    for _ in range(MOST_RUNS):
         order.shuffle(probes)
         for probe in probes:
             elapsed_s = now() - started_s
-            if run and elapsed_s > limit_s:
-                break
-            if run < _LONG_RUNS or min(taken_s[probe]) <= _LONG_S:
+            if _needs_a_run(taken_s[probe], elapsed_s > limit_s):
                 taken_s[probe].append(timer.seconds(probe))
             if progress is not None:
                 progress(min(999, int(1000 * elapsed_s / limit_s)), 1000)
     if progress is not None:
         progress(1000, 1000)
     attention = attention_of(loaded.spec)
-    return tuple(
-        Sample(timer.shape(probe, attention), sorted(seconds)[(len(seconds) - 1) // 2])
-        for probe, seconds in taken_s.items()
-    )
+    samples = tuple(Sample(timer.shape(probe, attention), _undisturbed(runs)) for probe, runs in taken_s.items())
+    repeated = [median(runs) / min(runs) - 1.0 for runs in taken_s.values() if len(runs) > 1]
+    return Timing(samples, median(repeated) if repeated else 0.0)
+
+
+def _needs_a_run(runs: Sequence[float], is_over: bool) -> bool:
+    """Whether a probe that took `runs` is to be timed once more. `is_over`: the time that there is."""
+    if not runs:
+        return True
+    if is_over:
+        return len(runs) < _SHORT_RUNS and runs[0] <= _SHORT_S
+    if len(runs) >= _LONG_RUNS and min(runs) > _LONG_S:
+        return False
+    return len(runs) < _FEWEST_RUNS or _undisturbed(runs) > _AGREE * min(runs)
+
+
+def _undisturbed(runs: Sequence[float]) -> float:
+    """The second shortest; the shortest of one or two."""
+    return sorted(runs)[len(runs) > 2]
 
 
 def design(loaded: LoadedModel, budget: StepBudget) -> list[Probe]:
@@ -113,6 +144,8 @@ def design(loaded: LoadedModel, budget: StepBudget) -> list[Probe]:
     probes += [Probe(chunk=(0, n)) for n in (1, 7, 10, 13, 20, 25, 36, 37, 60, 61, 73)]
     probes += [Probe(chunk=(at, n)) for at in (1024, 4096) for n in (1, *rows[::3])]
     probes += [Probe(chunk=(MOST_PREFIX - n, n)) for n in (16, 64, 256)]
+    # A short chunk far along is the end of a prompt that is read beside many streams.
+    probes += [Probe(chunk=(at, n)) for at in (4096, 7168) for n in (4, 8, 12)]
     probes += [
         Probe(decodes=(at,) * n, chunk=(start, chunk), ends=start == 0)
         for n, at in ((2, 512), (8, 128), (16, 64), (32, 128))
