@@ -205,6 +205,8 @@ def _pace_of(pacer: Pacer, budget: StepBudget, max_model_len: int) -> dict[str, 
     tokens, context = min(1000, max_model_len - 1), min(_AUTO_CONTEXT, max_model_len - 1)
     return {
         "least_itl_s": decode_seconds(cost, 1, 0),
+        "prefill_share": pacer.prefill_share,
+        "prefer": pacer.prefer,
         "most_streams": most_streams(cost, (1 - pacer.prefill_share) * pacer.itl_s, budget.max_seqs, context),
         "token_s": prompt_seconds(cost, pacer.itl_s, budget.max_tokens, tokens, 0, 0) / tokens,
     }

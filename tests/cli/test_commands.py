@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from legato.cli.main import app
+from legato.cli.serve import order_of
+from legato.engine.wire import EngineInfo
+from legato.server.terms import Admission
 
 runner = CliRunner()
 
@@ -45,6 +50,14 @@ def test_pull_lists_the_aliases() -> None:
         (["serve", "--host", "192.0.2.1"], "192.0.2.1"),
         (["serve", "--shed"], "give ttft_ms"),
         (["serve", "--tenant-header", "x-tenant"], "choose fair"),
+        (["serve", "--policy", "fair", "--tenant-header", "my tenant"], "write it as X-Tenant"),
+        (["serve", "--policy", "fair", "--tenant-header", "Authorization"], "a secret"),
+        (["serve", "--policy", "fair", "--tenant-weight", "gold=3"], "no request can be of tenant 'gold'"),
+        (["serve", "--policy", "fair", "--tenant-weight", "key-2BB80D53=3"], "no request can be of tenant 'key-2BB"),
+        (["serve", "--policy", "fair", "--tenant-header", "t", "--tenant-weight", "größe=3"], "printable ASCII"),
+        (["serve", "--policy", "fair", *["--tenant-weight", "key-2bb80d53=3"] * 2], "has two weights"),
+        (["serve", "--tenant-weight", "key-2bb80d53=3"], "mean nothing to policy slo"),
+        (["serve", "--port", "0", "--max-num-batched-tokens", "0"], "max_num_batched_tokens is 0"),
         (["serve", "--policy", "fair", "--tenant-weight", "gold"], "write it as gold=3"),
         (["serve", "--policy", "fair", "--tenant-weight", "gold=much"], "write it as gold=3"),
         (["pull", "no-such-model"], "no-such-model"),
@@ -73,6 +86,19 @@ def test_a_taken_port_is_told_before_the_model_is_loaded() -> None:
         result = runner.invoke(app, ["serve", "--port", str(port)])
     assert result.exit_code == 1
     assert f"port {port} on 127.0.0.1 is taken" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("info", "admission", "words"),
+    [
+        ({"policy": "slo"}, Admission(), "prompts by when they are due, short ones first"),
+        ({"policy": "fcfs"}, Admission(), "in order of arrival"),
+        ({"policy": "fair", "ttft_s": 2.0}, Admission(True), "a tenant is an API key · .* within 2,000 ms, else 429"),
+        ({"policy": "fair", "ttft_s": 2.0}, Admission(False, "X-Team"), "a tenant is X-Team · .* if possible"),
+    ],
+)
+def test_the_banner_says_who_goes_first(info: dict[str, Any], admission: Admission, words: str) -> None:
+    assert re.search(words, order_of(EngineInfo(1, 1, 1, 1, 1, 1, **info), admission))
 
 
 def test_a_file_that_is_no_model_is_one_clear_sentence(tmp_path: Path) -> None:

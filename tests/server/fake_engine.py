@@ -93,6 +93,7 @@ def build(
     itl_s: float = 0.0,
     ttft_s: float = 0.0,
     token_s: float = 0.0,
+    tenant_weights: dict[str, float] | None = None,
 ) -> tuple[Engine, EngineInfo]:
     """Runs in the engine process."""
     report("reading weights", 1, 2)
@@ -120,6 +121,7 @@ def build(
         least_itl_s=itl_s / 10,
         ttft_s=ttft_s,
         token_s=token_s,
+        tenant_weights=tenant_weights or {},
     )
     return engine, info
 

@@ -12,8 +12,9 @@ import httpx
 import openai
 import pytest
 
-from legato.core.request import Request
+from legato.core.request import Request, Sampling, StopRule
 from legato.engine.service import EngineService
+from legato.engine.terms import Terms
 from legato.errors import RequestError
 from legato.server.app import build_app
 from legato.server.terms import Admission, key_name, tenant_of
@@ -31,7 +32,7 @@ async def served(
     admission: Admission | None = None, **options: Any
 ) -> AsyncIterator[tuple[httpx.AsyncClient, EngineService, list[Request]]]:
     """A client of a server with these options, and the requests that it hands to the engine."""
-    service = EngineService(factory(step_s=0.001, **options))
+    service = EngineService(factory(**{"step_s": 0.001, **options}))
     await service.start()
     asked: list[Request] = []
     send = service._send
@@ -85,11 +86,11 @@ async def test_the_servers_wish_is_for_those_that_have_none() -> None:
 @pytest.mark.parametrize(
     ("options", "field", "value", "says"),
     [
-        ({"itl_s": 0.1}, "itl_ms", 5, "10.0 ms"),
-        ({"itl_s": 0.1}, "itl_ms", 0, "from 0 to"),
+        ({"itl_s": 0.1}, "itl_ms", 5, "10.0 ms here: ask for no less"),
+        ({"itl_s": 0.1}, "itl_ms", 0, "above 0"),
         ({}, "itl_ms", 50, "--itl-ms"),
-        ({}, "ttft_ms", -1, "from 0 to"),
-        ({}, "deadline_ms", 1e12, "from 0 to"),
+        ({}, "ttft_ms", -1, "above 0"),
+        ({}, "deadline_ms", 1e12, "at most 3,600,000"),
         ({"policy": "fcfs"}, "ttft_ms", 500, "fcfs"),
         ({"policy": "fcfs"}, "deadline_ms", 500, "fcfs"),
     ],
@@ -123,6 +124,33 @@ async def test_a_request_that_would_be_answered_too_late_is_refused_with_the_tim
         assert re.search(r"legato_requests_shed_total\{.*\} 1$", page, re.MULTILINE)
 
 
+async def test_a_deadline_that_passes_before_the_first_token_is_a_refusal_too() -> None:
+    async with served(Admission(shed=True), ttft_s=2.0, token_s=0.02) as (client, _, _):
+        late = {**HELLO, "prompt": "x" * 400}  # 8 s
+        refused = await client.post(TEXT, json={**late, "deadline_ms": 5000})
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "3")
+        assert "the whole answer is wanted after 5 s" in refused.json()["error"]["message"]
+        assert (await client.post(TEXT, json={**late, "deadline_ms": 60_000})).status_code == 200
+        other = {**late, "prompt": "y" * 400}
+        both = await client.post(TEXT, json={**other, "deadline_ms": 5000, "ttft_ms": 4000})
+        assert "allow more with ttft_ms" in both.json()["error"]["message"]
+
+
+async def test_a_tenants_backlog_refuses_its_own_requests_and_not_those_of_others() -> None:
+    """What fair sharing gives must not be taken back at the door."""
+    options: dict[str, Any] = {"policy": "fair", "ttft_s": 2.0, "token_s": 0.01, "max_seqs": 32, "blocks": 512}
+    async with served(Admission(shed=True, tenant_header="t"), **options, step_s=0.05) as (client, service, _):
+        stream = service.open_stream()
+        for _ in range(10):
+            service.submit(stream, (97,) * 400, Sampling(), StopRule(1), Terms(tenant="heavy", ttft_s=2.0))
+        body = {**HELLO, "prompt": "b" * 50}
+        statuses = {
+            name: (await client.post(TEXT, json=body, headers={"t": name})).status_code for name in ("heavy", "light")
+        }
+        assert statuses == {"heavy": 429, "light": 200}
+        stream.close()
+
+
 async def test_openais_client_understands_the_refusal() -> None:
     async with served(Admission(shed=True), ttft_s=2.0, token_s=0.02) as (client, _, _):
         sdk = openai.AsyncOpenAI(api_key="k", base_url="http://legato/v1", http_client=client, max_retries=0)
@@ -138,6 +166,19 @@ async def test_openais_client_understands_the_refusal() -> None:
 async def test_without_shed_it_is_queued() -> None:
     async with served(ttft_s=2.0, token_s=0.02) as (client, _, _):
         assert (await client.post(TEXT, json={**HELLO, "prompt": "x" * 400})).status_code == 200
+
+
+async def test_what_the_cache_has_of_a_prompt_does_not_count() -> None:
+    """A prompt too long for the wish was refused for ever, by an idle server that had all of it computed."""
+    body = {**HELLO, "prompt": "x" * 400}
+    async with served(Admission(shed=True), ttft_s=2.0, token_s=0.02) as (client, _, _):
+        assert (await client.post(TEXT, json=body)).status_code == 429
+        assert (await client.post(TEXT, json={**body, "ttft_ms": 60_000})).status_code == 200
+        again = await client.post(TEXT, json=body)
+        assert again.status_code == 200
+        assert again.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 384
+        for other in ({"cache_salt": "another"}, {"prompt_logprobs": 1}, {"prompt": "y" * 400}):
+            assert (await client.post(TEXT, json={**body, **other})).status_code == 429
 
 
 async def test_requests_that_wait_count_for_those_that_come() -> None:
@@ -175,9 +216,12 @@ async def test_a_header_that_was_named_is_the_tenant_before_the_key() -> None:
     async with served(Admission(tenant_header="X-Tenant"), policy="fair") as (client, _, asked):
         await client.post(TEXT, json=HELLO, headers={"authorization": "Bearer secret", "x-tenant": "gold"})
         assert asked[-1].tenant == "gold"
-        bad = await client.post(TEXT, json=HELLO, headers={"x-tenant": "g" * 200})
-        assert bad.status_code == 400
-        assert bad.json()["error"]["param"] == "X-Tenant"
+        for name in ("g" * 129, "", "a\tb"):
+            bad = await client.post(TEXT, json=HELLO, headers={"x-tenant": name})
+            assert bad.status_code == 400
+            assert bad.json()["error"]["param"] == "X-Tenant"
+        await client.post(TEXT, json=HELLO, headers={"authorization": "Bearer secret"})
+        assert asked[-1].tenant == "key-2bb80d53"
 
 
 async def test_tenants_in_metrics_are_bounded() -> None:
@@ -190,8 +234,10 @@ async def test_tenants_in_metrics_are_bounded() -> None:
 
 
 async def test_the_configuration_tells_what_was_chosen() -> None:
-    async with served(Admission(True, "x-tenant"), policy="fair", itl_s=0.1, ttft_s=2.0) as (client, _, _):
+    options: dict[str, Any] = {"policy": "fair", "itl_s": 0.1, "ttft_s": 2.0, "tenant_weights": {"gold": 3.0}}
+    async with served(Admission(True, "x-tenant"), **options) as (client, _, _):
         config = (await client.get("/v1/config")).json()
+        assert config["tenant_weights"] == {"gold": 3.0}
         assert (config["policy"], config["ttft_ms"], config["shed"]) == ("fair", 2000.0, True)
         assert config["tenant_header"] == "x-tenant"
 

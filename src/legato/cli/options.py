@@ -129,7 +129,8 @@ Shed = Annotated[
     bool,
     typer.Option(
         "--shed/--no-shed",
-        help="Refuse a request whose first token would come too late, with status 429 and Retry-After.",
+        help="Refuse a request whose first token would come too late, with status 429 and Retry-After. Needs"
+        " --ttft-ms.",
         rich_help_panel=_PACE,
     ),
 ]

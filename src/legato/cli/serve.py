@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import socket
 from collections.abc import Coroutine
 from pathlib import Path
@@ -14,6 +15,10 @@ import typer
 from legato.cli import options
 from legato.config import AUTO_ITL, DEFAULT_MODEL, EngineConfig, format_size, parse_size
 from legato.errors import ConfigError, EngineError
+
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_SECRET_HEADERS = ("authorization", "proxy-authorization", "cookie")
+_KEY_NAME = re.compile("key-[0-9a-f]{8}")
 
 if TYPE_CHECKING:
     from legato.engine.service import EngineService
@@ -67,6 +72,8 @@ def serve(
 
     [bold]legato serve gemma3-270m --itl-ms 60[/bold] · a token at least every 60 ms, whatever else arrives
 
+    [bold]legato serve --policy fair --ttft-ms 2000 --shed[/bold] · tenants share; who would wait for longer gets a 429
+
     [bold]legato serve --max-num-batched-tokens 256[/bold] · a fixed budget in tokens, as vLLM has it
     """
     config = EngineConfig(
@@ -80,7 +87,7 @@ def serve(
         long_prefill_token_threshold=long_prefill_token_threshold,
         max_num_partial_prefills=max_num_partial_prefills,
         async_scheduling=async_scheduling,
-        max_num_batched_tokens=max_num_batched_tokens or 512,
+        max_num_batched_tokens=512 if max_num_batched_tokens is None else max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,
         kv_tokens=kv_tokens,
@@ -98,8 +105,7 @@ def serve(
     )
     if shed and ttft_ms is None:
         raise ConfigError("shed refuses what would be answered too late, and nothing says when that is; give ttft_ms")
-    if tenant_header is not None and policy != "fair":
-        raise ConfigError(f"tenant_header tells tenants apart, and policy {policy} does not; choose fair")
+    _check_tenants(config, tenant_header)
     from legato.server.run import listen
     from legato.server.terms import Admission
 
@@ -128,6 +134,34 @@ def _weight(text: str) -> tuple[str, float]:
         raise ValueError(text)
     except ValueError:
         raise ConfigError(f"'{text}' is no tenant's weight; write it as gold=3") from None
+
+
+def _check_tenants(config: EngineConfig, header: str | None) -> None:
+    """ConfigError for a header or a weight that could never mean anything, or would give secrets away."""
+    from legato.server.terms import is_tenant_name
+
+    if header is not None:
+        if config.policy != "fair":
+            raise ConfigError(f"tenant_header tells tenants apart, and policy {config.policy} does not; choose fair")
+        if not _HEADER.fullmatch(header):
+            raise ConfigError(f"tenant_header is '{header}', which no header can be called; write it as X-Tenant")
+        if header.lower() in _SECRET_HEADERS:
+            raise ConfigError(
+                f"tenant_header is '{header}', a secret, and /metrics shows tenants by name; choose another (an API"
+                " key is a tenant without it)"
+            )
+    seen: set[str] = set()
+    for name, _ in config.tenant_weights:
+        if name in seen:
+            raise ConfigError(f"tenant '{name}' has two weights; give it one")
+        seen.add(name)
+        if header is not None and not is_tenant_name(name):
+            raise ConfigError(f"no request can be of tenant '{name}': names have 1 to 128 printable ASCII characters")
+        if header is None and not _KEY_NAME.fullmatch(name):
+            raise ConfigError(
+                f"no request can be of tenant '{name}': name the header that says so with tenant_header, or write an"
+                " API key as key- and the first 8 digits of its SHA-256"
+            )
 
 
 async def _serve(config: EngineConfig, admission: Admission, sock: socket.socket, host: str, name: str | None) -> int:
@@ -170,7 +204,7 @@ async def _serve(config: EngineConfig, admission: Admission, sock: socket.socket
             server.stop()
 
         with on_signals(stop):
-            _banner(config, info, served.name, _address(sock, host))
+            _banner(config, info, served.name, _address(sock, host), order_of(info, admission))
             watch = asyncio.create_task(_report_failure(service))
             await server.serve()
             watch.cancel()
@@ -208,7 +242,20 @@ def _address(sock: socket.socket, host: str) -> str:
     return f"http://{shown}:{sock.getsockname()[1]}"
 
 
-def _banner(config: EngineConfig, info: EngineInfo, name: str, address: str) -> None:
+def order_of(info: EngineInfo, admission: Admission) -> str:
+    """Who goes first, and what happens to those who would come too late."""
+    order = {
+        "fcfs": "prompts in order of arrival",
+        "slo": "prompts by when they are due, short ones first",
+        "fair": f"tenants by what they were served; a tenant is {admission.tenant_header or 'an API key'}",
+    }[info.policy]
+    if not info.ttft_s:
+        return order
+    late = "else 429" if admission.shed else "if possible"
+    return f"{order} · a first token within {1000 * info.ttft_s:,.0f} ms, {late}"
+
+
+def _banner(config: EngineConfig, info: EngineInfo, name: str, address: str, order: str) -> None:
     """Everything one needs to begin: address, model, budget, memory, and a line to paste."""
     from rich.console import Console
 
@@ -224,6 +271,7 @@ def _banner(config: EngineConfig, info: EngineInfo, name: str, address: str) -> 
     rows = [
         ("model", f"[bold]{name}[/] · {info.description}{quantised}, loaded in {info.load_s:.1f} s"),
         *([("pace", info.promise)] if info.promise else []),
+        ("order", order),
         ("step", f"{info.max_num_batched_tokens} tokens: decodes first, then prompt chunks · {info.threads} threads"),
         (
             "limits",

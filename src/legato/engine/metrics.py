@@ -97,7 +97,7 @@ class Histogram:
 
 @dataclass(slots=True)
 class Served:
-    """What a tenant was given."""
+    """What a tenant was given. `prompt_tokens`: without those found in the cache."""
 
     prompt_tokens: int = 0
     generated_tokens: int = 0
@@ -124,7 +124,8 @@ class EngineMetrics:
         self.itl_seconds = Histogram(ITL_SECONDS)
         self.e2e_seconds = Histogram(E2E_SECONDS)
         self.shed = 0
-        self._wishes: dict[tuple[str, bool], int] = {}
+        self.wishes: dict[tuple[str, bool], int] = {}
+        """How often which wish was kept, or not."""
         self._served: dict[str, Served] = {}
 
     def served(self, tenant: str) -> Served:
@@ -135,7 +136,7 @@ class EngineMetrics:
 
     def record_wish(self, wish: str, *, kept: bool) -> None:
         """Counts what a request asked for in time, and whether it got it."""
-        self._wishes[wish, kept] = self._wishes.get((wish, kept), 0) + 1
+        self.wishes[wish, kept] = self.wishes.get((wish, kept), 0) + 1
 
     def record_step(self, stats: StepStats) -> None:
         """Counts one step."""
@@ -195,15 +196,15 @@ class EngineMetrics:
             for cause in LATE_CAUSES:
                 text = "Tokens later than the gap that is planned for, by cause."
                 scalar("legato_late_tokens_total", "counter", text, last.pace.late.get(cause, 0), f',cause="{cause}"')
-        for (wish, kept), count in sorted(self._wishes.items()):
-            text = "What requests asked for in time: ttft, itl, deadline."
+        for (wish, kept), count in sorted(self.wishes.items()):
+            text = "Wishes of requests, kept or not: ttft (also of --ttft-ms), itl, deadline."
             extra = f',wish="{wish}",kept="{"yes" if kept else "no"}"'
             scalar("legato_wishes_total", "counter", text, count, extra)
         scalar("legato_requests_shed_total", "counter", "Refused: the first token would have come too late.", self.shed)
         if info.policy == "fair":
             for tenant, served in sorted(self._served.items()):
                 extra = f',tenant="{_escape(tenant)}"'
-                text = "Prompt tokens of a tenant's requests that got a first token."
+                text = "Prompt tokens computed for a tenant, of requests that got a first token."
                 scalar("legato_tenant_prompt_tokens_total", "counter", text, served.prompt_tokens, extra)
             for tenant, served in sorted(self._served.items()):
                 extra, text = f',tenant="{_escape(tenant)}"', "Tokens generated for a tenant."

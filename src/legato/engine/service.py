@@ -12,13 +12,14 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from legato import errors
 from legato.core.request import Request, Sampling, StopRule
-from legato.engine.forecast import FinishRate, Pending, first_token_seconds, place_of
 from legato.engine.live import Live
 from legato.engine.metrics import EngineMetrics
+from legato.engine.outlook import Outlook
+from legato.engine.recall import Recall
 from legato.engine.stream import TokenEvent, TokenStream
 from legato.engine.terms import Terms
 from legato.engine.wire import (
@@ -78,9 +79,8 @@ class EngineService:
         self.failure: errors.EngineError | None = None
         """Why the engine is gone, once it is."""
         self.metrics = EngineMetrics()
-        self._finishes = FinishRate()
-        # Of requests that the last step's numbers cannot know of.
-        self._unheard = self._unheard_tokens = 0
+        self._outlook = Outlook()
+        self._recall = Recall(0, 1)
 
     @property
     def info(self) -> EngineInfo:
@@ -154,46 +154,36 @@ class EngineService:
             terms.priority,
             terms.cache_salt,
             itl_s=terms.itl_s,
-            due_s=terms.due_s(arrival_s, self.metrics.last_step.pace.decode_s),
+            due_s=terms.due_s(arrival_s, self._outlook.decode_s),
             tenant=terms.tenant,
         )
         self._send(submit_message(request))
-        pending = self._pending(len(prompt), terms, arrival_s)
+        missing_tokens = self._recall.send(prompt, terms.cache_salt)
+        if sampling.prompt_logprobs is not None:
+            missing_tokens = len(prompt)  # all its rows are wanted, cached or not
+        pending = self._outlook.pending(self.info, terms, len(prompt), arrival_s, missing_tokens=missing_tokens)
         served = self.metrics.served(terms.tenant)
-        self._unheard += 1
-        self._unheard_tokens += len(prompt)
-        self._live[request.request_id] = Live(stream, arrival_s, pending, terms, served)
+        self._outlook.submitted(len(prompt))
+        self._live[request.request_id] = Live(stream, arrival_s, len(prompt), pending, terms, served)
         stream.opened(request.request_id)
         return request.request_id
 
-    def first_token_seconds(self, prompt_tokens: int, terms: Terms) -> float:
-        """Until the first token of a request that would come now, as far as one can tell. Cost: O(open sequences)."""
-        now_s, info, step = self._clock(), self.info, self.metrics.last_step
-        # With nobody there, what the last load made of it says nothing.
-        token_s = step.pace.token_s if self._live and step.pace.token_s else info.token_s
-        places = min(info.max_num_seqs, info.most_streams or info.max_num_seqs)
-        return first_token_seconds(
-            self._pending(prompt_tokens, terms, now_s),
-            (live.pending for live in self._live.values() if live.last_token_s < 0.0),
-            token_s=token_s,
-            # Those that the engine has not told of since are in no sum of it.
-            pending_tokens=step.pending_tokens + self._unheard_tokens,
-            free_places=max(places - step.running, 0),
-            waiting=step.waiting + self._unheard,
-            finish_interval_s=self._finishes.interval_s(now_s),
-        )
+    def first_token_seconds(self, prompts: Sequence[tuple[int, ...]], terms: Terms, *, scored: bool = False) -> float:
+        """Until all of `prompts` had a first token, if they came now, as far as one can tell. Cost: O(open sequences).
 
-    def _pending(self, prompt_tokens: int, terms: Terms, arrival_s: float) -> Pending:
-        due_s = terms.due_s(arrival_s, self.metrics.last_step.pace.decode_s)
-        return Pending(place_of(self.info.policy, terms.priority, arrival_s, due_s, prompt_tokens), prompt_tokens)
+        `scored`: their own log-probabilities are wanted, so that what is cached is computed again.
+        """
+        tokens = sum(map(len, prompts))
+        missing_tokens = tokens if scored else self._recall.missing_tokens(prompts, terms.cache_salt)
+        own = self._outlook.pending(self.info, terms, tokens, self._clock(), missing_tokens=missing_tokens)
+        return self._outlook.first_token_seconds(self.info, own, self._live.values())
 
     def abort(self, request_id: int, reason: str = "abort") -> None:
         """Ends a sequence; the engine hears of it before its next step. Unknown and finished ids are ignored."""
         live = self._live.pop(request_id, None)
         if live is None:
             return
-        live.record_end(self.metrics, reason, self._clock())
-        self._finishes.record(self._clock())
+        self._ended(live, reason, self._clock())
         if self.failure is None:
             self._send(Abort(request_id))
 
@@ -251,6 +241,7 @@ class EngineService:
         elif isinstance(message, Ready):
             self.metrics.alive = True
             blocks = message.info.kv_blocks
+            self._recall = Recall(blocks if message.info.prefix_caching else 0, message.info.block_tokens)
             self.metrics.last_step = StepStats(free_blocks=blocks)
             assert self._ready is not None
             if not self._ready.done():
@@ -269,12 +260,13 @@ class EngineService:
         now_s = self._clock()
         metrics, live_by_id = self.metrics, self._live
         metrics.record_step(message.stats)
-        self._unheard = self._unheard_tokens = 0
+        self._outlook.heard(message.stats)
         if self._on_step is not None:
             self._on_step(message.stats)
         for request_id, tokens in message.cached:
             if request_id in live_by_id:
                 live_by_id[request_id].stream.cached_tokens[request_id] = tokens
+                live_by_id[request_id].found(tokens)
         for request_id, entries in message.prompt_logprobs:
             if request_id in live_by_id:
                 live_by_id[request_id].stream.prompt_logprobs.setdefault(request_id, []).extend(entries)
@@ -288,14 +280,18 @@ class EngineService:
             reason = finished.pop(request_id)[1] if request_id in finished else None
             if reason is not None:
                 del live_by_id[request_id]
-                live.record_end(metrics, reason, now_s)
-                self._finishes.record(now_s)
+                self._ended(live, reason, now_s)
             live.stream.push(TokenEvent(request_id, token_id, entry, reason))
         for request_id, reason, text in finished.values():
             live = live_by_id.pop(request_id, None)
             if live is not None:
-                live.record_end(metrics, reason, now_s)
+                self._ended(live, reason, now_s)
                 live.stream.fail(errors.EngineError(text or f"the engine ended the request: {reason}"), request_id)
+
+    def _ended(self, live: Live, reason: str, now_s: float) -> None:
+        live.record_end(self.metrics, reason, now_s)
+        if live.has_begun:
+            self._outlook.ended(now_s - live.first_token_s)
 
     def _connected(self, transport: asyncio.Transport) -> None:
         self._transport = transport

@@ -29,6 +29,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     if they are not; `promise`: what that means at this machine's speed. `ttft_s`: the time to a first token that is
     wanted, 0 if none is. `least_itl_s`: a step of one stream alone: nobody can have a smaller gap.
     `most_streams`: those whose gap can be kept, 0 if there is none to keep. `token_s`: of a prompt alone.
+    `prefill_share`, `prefer`: as `StepTime` has them, None if no gap is planned for.
     """
 
     max_model_len: int
@@ -52,6 +53,8 @@ class EngineInfo(msgspec.Struct, frozen=True):
     ttft_s: float = 0.0
     least_itl_s: float = 0.0
     most_streams: int = 0
+    prefill_share: float | None = None
+    prefer: str | None = None
     token_s: float = 0.0
     policy: str = ""
     tenant_weights: dict[str, float] = {}

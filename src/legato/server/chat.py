@@ -95,6 +95,6 @@ class ChatEndpoint:
         terms = terms_of(body, scope, params, self._service.info, self._admission)
         prompt = await self._model.chat_tokens(messages_of(body), self._service.info.context)
         generation = Generation(self._service, self._model, [prompt], params, "messages", terms)
-        self._admission.check(self._service, len(prompt), terms)
+        self._admission.check(self._service, generation.first_token_seconds, terms)
         output = ChatFormat(self._model, include_usage=include_usage)
         await generation.respond(receive, send, output, stream=bool(body.stream), include_usage=include_usage)

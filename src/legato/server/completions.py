@@ -125,7 +125,7 @@ class CompletionEndpoint:
         given = prompts_of(body)
         prompts = [await self._model.prompt_tokens(prompt, context) for prompt in given]
         generation = Generation(self._service, self._model, prompts, params, "prompt", terms)
-        self._admission.check(self._service, sum(map(len, prompts)), terms)
+        self._admission.check(self._service, generation.first_token_seconds, terms)
         output = CompletionFormat(
             self._model,
             include_usage=include_usage,

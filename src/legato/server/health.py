@@ -52,6 +52,8 @@ class Status:
                 "description": info.description,
                 "itl_ms": round(1000 * info.itl_s, 3) if info.itl_s else None,
                 "promise": info.promise or None,
+                "prefill_share": info.prefill_share,
+                "prefer": info.prefer,
                 "policy": info.policy or None,
                 "ttft_ms": round(1000 * info.ttft_s, 3) if info.ttft_s else None,
                 "shed": self._admission.shed,

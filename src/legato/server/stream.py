@@ -119,6 +119,12 @@ class Generation:
         self._terms = terms
         self._rooms = [model.room(prompt, params, service.info, field) for prompt in prompts]
 
+    def first_token_seconds(self) -> float:
+        """Until all its sequences had a first token, if it were sent now. What n of one prompt share counts once."""
+        copies = 1 if self._service.info.prefix_caching else self._params.n
+        scored = self._params.prompt_logprobs is not None
+        return self._service.first_token_seconds([*self._prompts] * copies, self._terms, scored=scored)
+
     async def respond(self, receive: Receive, send: Send, output: Format, *, stream: bool, include_usage: bool) -> None:
         """Runs the sequences and sends the answer. When the client leaves, they are aborted at once."""
         tokens = self._service.open_stream()

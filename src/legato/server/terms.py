@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from starlette.types import Scope
@@ -32,19 +33,25 @@ class Admission:
     shed: bool = False
     tenant_header: str | None = None
 
-    def check(self, service: EngineService, prompt_tokens: int, terms: Terms) -> None:
+    def check(self, service: EngineService, first_token_seconds: Callable[[], float], terms: Terms) -> None:
         """Raises a 429 with `Retry-After` for a request whose first token would come later than it is wanted."""
-        if not self.shed or terms.ttft_s is None:
+        # Of a deadline, the first token alone: an answer may be shorter than it may be.
+        field, wanted_s = min(
+            (("ttft_ms", terms.ttft_s), ("deadline_ms", terms.deadline_s)),
+            key=lambda wish: math.inf if wish[1] is None else wish[1],
+        )
+        if not self.shed or wanted_s is None:
             return
-        expected_s = service.first_token_seconds(prompt_tokens, terms)
-        if expected_s <= terms.ttft_s:
+        expected_s = first_token_seconds()
+        if expected_s <= wanted_s:
             return
         service.metrics.shed += 1
-        retry_s = max(1, math.ceil(expected_s - terms.ttft_s))
+        retry_s = max(1, math.ceil(expected_s - wanted_s))
+        what = "is wanted" if field == "ttft_ms" else "the whole answer is wanted"
         raise Problem(
             429,
-            f"the first token would come after {expected_s:.1f} s, and is wanted after {terms.ttft_s:g} s;"
-            f" try again in {retry_s} s, or allow more with ttft_ms",
+            f"the first token would come after {expected_s:.1f} s, and {what} after {wanted_s:g} s;"
+            f" try again in {retry_s} s, or allow more with {field}",
             code="overloaded",
             headers={"retry-after": str(retry_s)},
         )
@@ -83,12 +90,17 @@ def tenant_of(scope: Scope, header: str | None) -> str:
     for name, value in scope["headers"]:
         if name == wanted:
             text = value.decode("latin-1").strip()
-            if not 0 < len(text) <= MAX_TENANT or not text.isascii() or not text.isprintable():
+            if not is_tenant_name(text):
                 raise RequestError(f"{header} must have 1 to {MAX_TENANT} printable ASCII characters", field=header)
             return str(text)
         if name == b"authorization" and value[:7].lower() == b"bearer ":
             key = key_name(value[7:].strip())
     return key
+
+
+def is_tenant_name(text: str) -> bool:
+    """Whether a header may name a tenant so."""
+    return 0 < len(text) <= MAX_TENANT and text.isascii() and text.isprintable() and text == text.strip()
 
 
 def key_name(key: bytes) -> str:
@@ -100,7 +112,9 @@ def _seconds(value: float | None, field: str) -> float | None:
     if value is None:
         return None
     if not 0.0 < value <= MAX_MS:
-        raise RequestError(f"{field} is {value:g}; it must be from 0 to {MAX_MS:,.0f} milliseconds", field=field)
+        raise RequestError(
+            f"{field} is {value:g}; it must be above 0 and at most {MAX_MS:,.0f} milliseconds", field=field
+        )
     return value / 1000
 
 
@@ -113,8 +127,9 @@ def _gap(body: ChatBody | CompletionBody, info: EngineInfo) -> float | None:
             "itl_ms would not be honoured: steps are bounded by their tokens alone; serve with --itl-ms", field="itl_ms"
         )
     if itl_s < info.least_itl_s:
+        least_ms = math.ceil(1e5 * info.least_itl_s) / 100
         raise RequestError(
-            f"itl_ms is {1000 * itl_s:g}; one stream alone has a token every {1000 * info.least_itl_s:.1f} ms here",
+            f"itl_ms is {body.itl_ms:g}; one stream alone has a token every {least_ms} ms here: ask for no less",
             field="itl_ms",
         )
     return itl_s
