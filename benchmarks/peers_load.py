@@ -221,7 +221,6 @@ def main() -> None:
     """Runs the rounds; a line a run on standard error too."""
     options = parse(sys.argv[1:])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # stops the server, as an interrupt does
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended; the server too"))
     pairs: list[tuple[str, str]] = options.servers
     runs: list[dict[str, Any]] = []
     for number in range(options.rounds):

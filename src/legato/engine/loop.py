@@ -189,7 +189,13 @@ class Engine:
             return None
         state.apply(plan)
         cached = tuple((i, found) for i in plan.admit if (found := state.cached_prompt_tokens(i)))
-        shape = None if pacer is None else StepShape.of(plan, pacer.tracker.cost.attention, state.request)
+        shape = (
+            None
+            if pacer is None
+            else StepShape.of(
+                plan, pacer.tracker.cost.attention, state.request, copied_blocks=len(state.moves(plan.step))
+            )
+        )
         return _Step(plan, shape, cached, self._clock() - started_s, begins_s)
 
     def _start(self, step: _Step) -> None:
