@@ -156,7 +156,7 @@ def test_a_real_model_is_calibrated_and_then_predicted(smollm2_path: Path) -> No
     """Loosely, and by the time that one thread itself has run: machines that run tests are busy."""
     loaded = load_model(smollm2_path, kv_tokens=4096, max_num_batched_tokens=256, threads=1)
     budget = StepBudget(256, 64)
-    samples = calibrate(loaded, budget, limit_s=2.0, now=time.thread_time).samples
+    samples = calibrate(loaded, budget, limit_s=4.0, now=time.thread_time).samples
     cost = fit(samples, attention_of(loaded.spec))
     assert len(samples) > 40
     timer, found = StepTimer(loaded, time.thread_time), list[float]()
