@@ -23,8 +23,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from benchmarks.pace import cpu_ticks
-
+from legato.bench.machine import cpu_times, steal_between
 from legato.core.request import Request, StopRule
 from legato.llm import LLM
 
@@ -203,16 +202,16 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON line instead of a table")
     options = parser.parse_args()
     llm = LLM(options.model, itl_ms=options.itl_ms, enable_prefix_caching=False)
-    stolen, ticks = cpu_ticks()
+    before = cpu_times()
     verdicts = [
         verdict
         for case in (long_beside_stream, several_at_once, streams_renewed, short_and_long)
         for verdict in case(llm, options.itl_ms / 1000)
     ]
-    stolen, ticks = (now - then for now, then in zip(cpu_ticks(), (stolen, ticks), strict=True))
+    steal = steal_between(before, cpu_times())
     if options.json:
         rows = [{"case": v.case, "what": v.what, "value": round(v.value, 3), "most": v.most} for v in verdicts]
-        print(json.dumps({"benchmark": "cases", "steal": round(stolen / ticks, 3), "rows": rows}))
+        print(json.dumps({"benchmark": "cases", "steal": steal and round(steal, 3), "rows": rows}))
     else:
         for v in verdicts:
             print(f"{'holds ' if v.holds else 'FAILS '} {v.case:14} {v.value:8.2f} of {v.most:8.2f}  {v.what}")

@@ -29,6 +29,7 @@ from pathlib import Path
 
 from benchmarks.panels import Panel, Series, draw
 
+from legato.bench.machine import cpu_times, steal_between
 from legato.core.request import Request, StopRule
 from legato.core.trace import StepRecord
 from legato.llm import LLM
@@ -195,12 +196,6 @@ def _first(steps: Sequence[Step], holds: Callable[[Sequence[Step]], bool]) -> in
     return next((n for n in range(len(steps) - _WINDOW + 1) if holds(steps[n : n + _WINDOW])), None)
 
 
-def cpu_ticks() -> tuple[int, int]:
-    """Ticks stolen by the hypervisor, and all, over all cores since the start of the machine."""
-    fields = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-    return fields[7], sum(fields)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("experiment", choices=("drift", "change"))
@@ -213,11 +208,11 @@ def main() -> None:
     options = parser.parse_args()
     if options.prompt_tokens is None:
         options.prompt_tokens = 8000 if options.experiment == "drift" else 4000
-    stolen, ticks = cpu_ticks()
+    before = cpu_times()
     figures = {"drift": drift, "change": change}[options.experiment](options)
-    stolen, ticks = (now - then for now, then in zip(cpu_ticks(), (stolen, ticks), strict=True))
+    steal = steal_between(before, cpu_times())
     settings = {"streams": options.streams, "itl_ms": options.itl_ms, "cores": os.cpu_count()}
-    print(json.dumps({"experiment": options.experiment, **settings, **figures, "steal": round(stolen / ticks, 3)}))
+    print(json.dumps({"experiment": options.experiment, **settings, **figures, "steal": steal and round(steal, 3)}))
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from legato import _native
+from legato.bench.machine import cpu_times, steal_between
 from legato.core.budget import StepBudget
 from legato.core.cost import Sample
 from legato.core.fit import fit
@@ -46,12 +47,6 @@ MOST_DECODES, MOST_CHUNK = 32, 1024
 MEDIAN_BAR, P95_BAR = 0.05, 0.15
 # So often the engine would have been idle: terms are fitted anew if that is worth it.
 IDLE_EVERY = 64
-
-
-def cpu_ticks() -> tuple[int, int]:
-    """Ticks stolen by the hypervisor, and all, over all cores since the start of the machine."""
-    fields = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-    return fields[7], sum(fields)
 
 
 def held_out(loaded: LoadedModel, budget: StepBudget, count: int, seed: int) -> list[Probe]:
@@ -160,7 +155,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         max_num_seqs=budget.max_seqs,
         threads=1 if options.cpu_time else options.threads,
     )
-    load_average, before, started_s = os.getloadavg()[0], cpu_ticks(), time.perf_counter()
+    load_average, before, started_s = os.getloadavg()[0], cpu_times(), time.perf_counter()
     timing = calibrate(loaded, budget, limit_s=options.limit, now=now)
     calibrated_s = time.perf_counter()
     attention = attention_of(loaded.spec)
@@ -170,7 +165,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     for _ in range(ROUNDS):
         for n in order.sample(range(len(probes)), len(probes)):
             steps.append(Step(n, kinds_of(probes[n]), shapes[n], timer.seconds(probes[n])))
-    measured_s, after = time.perf_counter(), cpu_ticks()
+    measured_s, after = time.perf_counter(), cpu_times()
     facts = {
         "benchmark": "step_cost",
         "model": options.model,
@@ -181,7 +176,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "calibrate_s": round(calibrated_s - started_s, 2),
         "measure_s": round(measured_s - calibrated_s, 1),
         "load_average": load_average,
-        "steal": round((after[0] - before[0]) / max(1, after[1] - before[1]), 4),
+        "steal": round(steal_between(before, after) or 0.0, 4),
         "noise": round(timing.noise, 3),
     }
     if options.raw:

@@ -15,6 +15,8 @@ from legato.core.state import SchedulerState
 from legato.core.tracker import CostTracker
 from legato.engine.loop import Engine
 from legato.engine.pacer import Pacer
+from legato.engine.wire import ToEngine
+from legato.engine.worker import serve_engine
 
 # 4 ms a step and 1 ms for each further row.
 MACHINE = StepCost(Attention(), rows=Curve((1,), (0.004,), 0.001))
@@ -115,3 +117,26 @@ def test_the_budget_follows_a_machine_that_changes(factor: float) -> None:
     assert max(gaps[20:]) <= 0.0601
     if factor < 1.0:
         assert max(gaps[20:]) > 0.05, "what became free is used"
+
+
+class Quiet:
+    """The socket of a server that sends nothing, and is gone after a while."""
+
+    def is_quiet(self, for_s: float) -> bool:
+        return True
+
+    def receive(self, *, wait: bool) -> list[ToEngine]:
+        raise EOFError
+
+
+def test_an_idle_engine_fits_the_cost_of_steps_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _ = engine_of(0.03)
+    submit(engine, 1, 5, 2)
+    while engine.has_work:
+        engine.step()
+    fitted: list[bool] = []
+    assert engine.pacer is not None
+    monkeypatch.setattr(engine.pacer.tracker, "refit", lambda: fitted.append(True))
+    with pytest.raises(EOFError):
+        serve_engine(Quiet(), engine)  # type: ignore[arg-type]
+    assert fitted == [True]

@@ -33,7 +33,7 @@ class Meter:
     async def __aenter__(self) -> Self:
         self._late_s: list[float] = []
         self._ticks = asyncio.create_task(self._tick())
-        self._begin_s, self._begin_cpu_s, self._begin_stat = self._clock(), time.process_time(), _cpu_times()
+        self._begin_s, self._begin_cpu_s, self._begin_stat = self._clock(), time.process_time(), cpu_times()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -41,7 +41,7 @@ class Meter:
         self._ticks.cancel()
         self.cores = (time.process_time() - self._begin_cpu_s) / elapsed_s
         self.lag = spread(self._late_s)
-        self.steal_share = steal_between(self._begin_stat, _cpu_times())
+        self.steal_share = steal_between(self._begin_stat, cpu_times())
 
     def faults(self, budget_ms: float) -> list[str]:
         """Why the stamps cannot be trusted to tell gaps of `budget_ms`, and what to change."""
@@ -95,7 +95,8 @@ def steal_between(before: list[int], after: list[int]) -> float | None:
     return spent[7] / sum(spent[:8]) if len(spent) > 7 and sum(spent[:8]) > 0 else None
 
 
-def _cpu_times() -> list[int]:
+def cpu_times() -> list[int]:
+    """Ticks of all cores since the start of the machine, by what they went to; empty if the system does not tell."""
     try:
         return [int(field) for field in Path("/proc/stat").read_text().partition("\n")[0].split()[1:]]
     except OSError:
