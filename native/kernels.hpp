@@ -28,7 +28,7 @@ struct Rows {
 enum class Activations : std::uint8_t { f32, int8, bf16 };
 
 // How the kernels code such inputs: integers of 127 levels, the columns divided by an equaliser's powers first;
-// integers of 1,016 levels (AVX2: 127); or bf16.
+// integers of 1,016 levels; or bf16.
 enum class Coding : std::uint8_t { equalised, plain, bf16 };
 
 // The shifts there is room for beside a weight's codes. `most` 0: none. `sum`, if not 0: what 2^shift may add up to

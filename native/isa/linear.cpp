@@ -321,13 +321,15 @@ void linear(const Matrix* const* parts, int part_count, const Rows& x, const Qua
 
 ShiftLimits shift_limits(const Matrix* const* parts, int part_count) {
     ShiftLimits limits{.most = quant_shifts.most};
+    bool nibbles = false;
     for (int p = 0; p < part_count; ++p) {
         const PanelLayout& w = parts[p]->layout();
         if (!parts[p]->quantised()) continue;
         if (w.spare_bits < limits.most) limits.most = w.spare_bits;
-        if (w.kind == WeightKind::q4) limits.sum = quant_shifts.sum;  // 8-bit codes are multiplied as two nibbles
+        nibbles = nibbles || w.kind == WeightKind::q4;
     }
-    return limits;
+    if (nibbles) limits.sum = quant_shifts.sum;  // 8-bit codes are multiplied as two nibbles
+    return nibbles || quant_equalises_bytes ? limits : ShiftLimits{};
 }
 
 Coding coding(const Matrix* const* parts, int part_count, Activations activations) {

@@ -6,8 +6,7 @@
 //   t   = scale_w * float(dot)                                   one rounding
 //   sum = fma(t, scale_a, sum); sum = fma(minimum_w, scale_a * sum of a, sum)      groups in ascending order, from 0
 // So a row's bits depend neither on the rows beside it nor on the kernel that did it. (Two are consistent in themselves
-// only: the portable build, which has no fused multiply-add, and AVX2 and AVX-512, whose activations are coded
-// otherwise, see quantised.hpp.)
+// only: the portable build, which has no fused multiply-add, and those that equalise activations, see quantised.hpp.)
 #pragma once
 
 #include "linear_expand.hpp"

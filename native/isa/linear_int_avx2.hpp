@@ -1,7 +1,7 @@
-// The integer kernel (see linear_int.hpp) with vpmaddubsw: products of 4-bit codes and int8 activations are summed in
-// 16 bits over a group of 32 (15 * 127 * 16 = 30480 at most), or over half of one if the codes are equalised (see
-// quant_shifts), and then widened. 8-bit codes are taken as two nibbles. Eight outputs at a time for several rows; both
-// halves of the panel in one pass for one row.
+// The integer kernel (see linear_int.hpp). Equalised activations, int8: vpmaddubsw sums their products with codes of 4
+// bits in 16 bits over half a group (see quant_shifts), which are then widened; 8-bit codes are taken as two nibbles.
+// Others, of 11 bits in int16: vpmaddwd, at the price of those two nibbles. Eight outputs at a time for several rows;
+// both halves of the panel in one pass for one row.
 #pragma once
 
 #include "linear_unpack.hpp"
@@ -23,13 +23,19 @@ LEGATO_INLINE __m256i add_quad(__m256i sum, __m256i codes, __m256i activations, 
     return sum;
 }
 
+LEGATO_INLINE void add_products(__m256i& sum, __m256i codes, __m256i activations, bool first) {
+    const __m256i products = _mm256_madd_epi16(codes, activations);
+    sum = first ? products : _mm256_add_epi32(sum, products);
+    asm("" : "+x"(sum));
+}
+
 LEGATO_INLINE __m256i widen(__m256i sums, short factor) { return _mm256_madd_epi16(sums, _mm256_set1_epi16(factor)); }
 
-// dot[r * H + h] of a group of codes below 16, packed or not, times an equaliser's `powers` if `Equalised` and packed.
-template <bool Nibbles, bool Equalised, int R, int H>
+// dot[r * H + h] of a group of codes below 16; packed ones are multiplied by an equaliser's `powers` here.
+template <bool Nibbles, int R, int H>
 LEGATO_INLINE void dots_of_nibbles(const std::byte* at, const std::uint32_t* powers, const std::int8_t* activations,
                                    __m256i* dot) {
-    constexpr int spans = Equalised ? 2 : 1, quads = 8 / spans;
+    constexpr int spans = 2, quads = 8 / spans;
     unroll<spans>([&](auto span) __attribute__((always_inline)) {
         __m256i sum[R * H];
         unroll<quads>([&](auto i) __attribute__((always_inline)) {
@@ -38,11 +44,13 @@ LEGATO_INLINE void dots_of_nibbles(const std::byte* at, const std::uint32_t* pow
             unroll<H>([&](auto h) __attribute__((always_inline)) {
                 codes[h] = _mm256_loadu_si256(
                     reinterpret_cast<const __m256i*>(at + (Nibbles ? quad % 4 : quad) * 64 + h * 32));
-                if constexpr (Nibbles) codes[h] = quad < 4 ? low_nibbles(codes[h]) : high_nibbles(codes[h]);
-                if constexpr (Nibbles && Equalised) codes[h] = scale_quad(codes[h], powers + 2 * quad);
+                if constexpr (Nibbles) {
+                    codes[h] = quad < 4 ? low_nibbles(codes[h]) : high_nibbles(codes[h]);
+                    codes[h] = scale_quad(codes[h], powers + 2 * quad);
+                }
             });
             unroll<R>([&](auto r) __attribute__((always_inline)) {
-                const __m256i a = splat_dword(activations + r * quant_nbytes + quad * 4);
+                const __m256i a = splat_dword(activations + r * quant_group + quad * 4);
                 unroll<H>([&](auto h) __attribute__((always_inline)) {
                     sum[r * H + h] = add_quad(sum[r * H + h], codes[h], a, i == 0);
                 });
@@ -67,7 +75,7 @@ LEGATO_INLINE void dots_of_bytes(const std::byte* at, const std::uint32_t* power
             if constexpr (Scaled) codes[h] = scale_quad(codes[h], powers + 2 * quad);
         });
         unroll<R>([&](auto r) __attribute__((always_inline)) {
-            const __m256i a = splat_dword(activations + r * quant_nbytes + quad * 4);
+            const __m256i a = splat_dword(activations + r * quant_group + quad * 4);
             unroll<H>([&](auto h) __attribute__((always_inline)) {
                 low[r * H + h] = add_quad(low[r * H + h], low_nibbles(codes[h]), a, quad == 0);
                 high[r * H + h] = add_quad(high[r * H + h], high_nibbles(codes[h]), a, quad == 0);
@@ -79,6 +87,30 @@ LEGATO_INLINE void dots_of_bytes(const std::byte* at, const std::uint32_t* power
     });
 }
 
+// The same for activations in 16 bits and codes of up to 8, packed nibbles or bytes.
+template <bool Nibbles, int Quads, int R, int H>
+LEGATO_INLINE void dots_of_words(const std::byte* at, const std::int8_t* activations, __m256i* dot) {
+    __m256i low[R * H], high[R * H];  // two sums an output, of outputs 0, 1, 4, 5 and 2, 3, 6, 7
+    unroll<Quads>([&](auto quad) __attribute__((always_inline)) {
+        __m256i low_codes[H], high_codes[H];
+        unroll<H>([&](auto h) __attribute__((always_inline)) {
+            __m256i codes =
+                _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at + (Nibbles ? quad % 4 : quad) * 64 + h * 32));
+            if constexpr (Nibbles) codes = quad < 4 ? low_nibbles(codes) : high_nibbles(codes);
+            low_codes[h] = _mm256_unpacklo_epi8(codes, _mm256_setzero_si256());
+            high_codes[h] = _mm256_unpackhi_epi8(codes, _mm256_setzero_si256());
+        });
+        unroll<R>([&](auto r) __attribute__((always_inline)) {
+            const __m256i a = splat_qword(activations + r * quant_nbytes + quad * 8);
+            unroll<H>([&](auto h) __attribute__((always_inline)) {
+                add_products(low[r * H + h], low_codes[h], a, quad == 0);
+                add_products(high[r * H + h], high_codes[h], a, quad == 0);
+            });
+        });
+    });
+    unroll<R * H>([&](auto n) __attribute__((always_inline)) { dot[n] = _mm256_hadd_epi32(low[n], high[n]); });
+}
+
 // H halves of 8 outputs from output 8 * `half_index` on.
 template <IntWeights W, int R, bool Equalised, int H>
 LEGATO_INLINE void int_half(const PanelLayout& w, const std::byte* panel, const QuantisedRows& x, int half_index,
@@ -88,6 +120,7 @@ LEGATO_INLINE void int_half(const PanelLayout& w, const std::byte* panel, const 
     constexpr bool small = nibbles || W == IntWeights::q4_bytes;
     constexpr int group = halves ? 16 : 32;
     constexpr int codes = group / (nibbles ? 8 : 4) * 64;
+    constexpr int nbytes = Equalised ? quant_group : quant_nbytes;  // of one row's activations
     constexpr int N = R * H;
     const std::int64_t factors = factor_nbytes(w), groups = w.cols / group;
     const std::int8_t* a = x.codes;
@@ -98,13 +131,15 @@ LEGATO_INLINE void int_half(const PanelLayout& w, const std::byte* panel, const 
     Vec acc[N];
     unroll<N>([&](auto i) { acc[i] = zero(); });
     for (std::int64_t g = 0; g < groups; ++g, at += w.group_nbytes) {
-        const std::int8_t* activations = a + (halves ? g % 2 * 16 : 0);
+        const std::int8_t* activations = a + (halves ? g % 2 * (nbytes / 2) : 0);
         if (scales_codes(W) && half_index == 0) fetch_ahead(at, codes + 64);
         __m256i dot[N];
-        if constexpr (small) {
-            dots_of_nibbles<nibbles, Equalised, R, H>(at, powers, activations, dot);
+        if constexpr (!Equalised) {
+            dots_of_words<nibbles, group / 4, R, H>(at, activations, dot);
+        } else if constexpr (small) {
+            dots_of_nibbles<nibbles, R, H>(at, powers, activations, dot);
         } else {
-            dots_of_bytes<group / 4, Equalised && scales_codes(W), R, H>(at, powers, activations, dot);
+            dots_of_bytes<group / 4, scales_codes(W), R, H>(at, powers, activations, dot);
         }
         const std::byte* factor = at - 32 * half_index + codes;
         unroll<H>([&](auto h) {
@@ -126,7 +161,7 @@ LEGATO_INLINE void int_half(const PanelLayout& w, const std::byte* panel, const 
         });
         if constexpr (Equalised) powers += group / 2;
         if (!halves || g % 2) {
-            a += x.stride * quant_nbytes;
+            a += x.stride * nbytes;
             scales += x.stride;
             minus += 2 * x.stride;
         }

@@ -47,6 +47,12 @@ LEGATO_INLINE __m256i splat_dword(const void* p) {
     return _mm256_set1_epi32(dword);
 }
 
+LEGATO_INLINE __m256i splat_qword(const void* p) {
+    std::int64_t qword;
+    std::memcpy(&qword, p, sizeof qword);
+    return _mm256_set1_epi64x(qword);
+}
+
 LEGATO_INLINE __m256i low_nibbles(__m256i packed) { return _mm256_and_si256(packed, _mm256_set1_epi8(15)); }
 LEGATO_INLINE __m256i high_nibbles(__m256i packed) { return low_nibbles(_mm256_srli_epi16(packed, 4)); }
 

@@ -79,39 +79,54 @@ LEGATO_INLINE float quantise_group(const float* x, std::int8_t* codes, std::int3
 
 #elif LEGATO_ISA_AVX2
 
-// Codes of x, or of x * down if that is not null; the sums are those of code * up.
-LEGATO_INLINE float quantise_bytes(const float* x, const float* down, __m256i up, std::int8_t* codes,
-                                   std::int32_t* half_sums) {
+LEGATO_INLINE float largest_of(const __m256* v) {
     const __m256 sign = _mm256_set1_ps(-0.0f);
-    __m256 v[4];
-    unroll<4>([&](auto i) {
-        v[i] = _mm256_loadu_ps(x + 8 * i);
-        if (down != nullptr) v[i] = _mm256_mul_ps(v[i], _mm256_loadu_ps(down + 8 * i));
-    });
     const __m256 largest = _mm256_max_ps(_mm256_max_ps(_mm256_andnot_ps(sign, v[0]), _mm256_andnot_ps(sign, v[1])),
                                          _mm256_max_ps(_mm256_andnot_ps(sign, v[2]), _mm256_andnot_ps(sign, v[3])));
     __m128 m = _mm_max_ps(_mm256_castps256_ps128(largest), _mm256_extractf128_ps(largest, 1));
     m = _mm_max_ps(m, _mm_movehl_ps(m, m));
-    m = _mm_max_ss(m, _mm_shuffle_ps(m, m, 1));
-    const GroupFactors factors = group_factors(_mm_cvtss_f32(m));
-    const __m256 inverse = _mm256_set1_ps(factors.inverse);
+    return _mm_cvtss_f32(_mm_max_ss(m, _mm_shuffle_ps(m, m, 1)));
+}
+
+// `v` times `inverse`, rounded, in 16 bits: 0-3, 8-11, 4-7, 12-15 and the like from 16 on. Packing interleaves lanes.
+LEGATO_INLINE void to_words(const __m256* v, float inverse, __m256i* words) {
+    const __m256 factor = _mm256_set1_ps(inverse);
     __m256i q[4];
-    unroll<4>([&](auto i) { q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], inverse)); });
-    // Packing interleaves the 128-bit lanes; the permutation puts dwords of four codes back in order.
-    const __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
-    const __m256i ordered = _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), ordered);
-    add_halves(_mm256_madd_epi16(_mm256_maddubs_epi16(up, ordered), _mm256_set1_epi16(1)), half_sums);
-    return factors.scale;
+    unroll<4>([&](auto i) { q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], factor)); });
+    words[0] = _mm256_packs_epi32(q[0], q[1]);
+    words[1] = _mm256_packs_epi32(q[2], q[3]);
 }
 
 LEGATO_INLINE float quantise_group(const float* x, std::int8_t* codes, std::int32_t* half_sums) {
-    return quantise_bytes(x, nullptr, _mm256_set1_epi8(1), codes, half_sums);
+    __m256 v[4];
+    unroll<4>([&](auto i) { v[i] = _mm256_loadu_ps(x + 8 * i); });
+    const GroupFactors factors = group_factors(largest_of(v));
+    __m256i words[2];
+    to_words(v, factors.inverse, words);
+    unroll<2>([&](auto half) {
+        const __m256i ordered = _mm256_permute4x64_epi64(words[half], 0b11011000);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes) + half, ordered);
+        std::int32_t quarters[2];
+        add_halves(_mm256_madd_epi16(ordered, _mm256_set1_epi16(1)), quarters);
+        half_sums[half] = quarters[0] + quarters[1];
+    });
+    return factors.scale;
 }
 
+// One plane of codes of x * down; the sums are those of code * up.
 LEGATO_INLINE float quantise_equalised(const float* x, const float* down, const std::uint8_t* up, std::int8_t* codes,
                                        std::int32_t* half_sums) {
-    return quantise_bytes(x, down, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(up)), codes, half_sums);
+    __m256 v[4];
+    unroll<4>([&](auto i) { v[i] = _mm256_mul_ps(_mm256_loadu_ps(x + 8 * i), _mm256_loadu_ps(down + 8 * i)); });
+    const GroupFactors factors = group_factors(largest_of(v), 127.0f);
+    __m256i words[2];
+    to_words(v, factors.inverse, words);
+    const __m256i packed = _mm256_packs_epi16(words[0], words[1]);
+    const __m256i ordered = _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), ordered);
+    const __m256i factor = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(up));
+    add_halves(_mm256_madd_epi16(_mm256_maddubs_epi16(factor, ordered), _mm256_set1_epi16(1)), half_sums);
+    return factors.scale;
 }
 
 #else
@@ -140,6 +155,17 @@ LEGATO_INLINE float quantise_group(const float* x, std::int8_t* codes, std::int3
 }
 
 #endif
+
+// Code k of one row and group that is not equalised.
+LEGATO_INLINE int plain_code(const std::int8_t* codes, std::int64_t k) {
+#if LEGATO_ISA_AVX2
+    std::int16_t code;
+    std::memcpy(&code, codes + 2 * k, sizeof code);
+    return code;
+#else
+    return quant_step * codes[k] + codes[k + quant_group];
+#endif
+}
 
 void clear_row(const QuantisedRows& q) {
     for (std::int64_t g = 0; g < q.groups; ++g) {
@@ -213,9 +239,9 @@ void decode(const Quantised& x, const Rows& out) {
         const QuantisedRows q = rows_from(x, r);
         for (std::int64_t k = 0; k < x.cols; ++k) {
             const std::int64_t at = k / quant_group * q.stride;
-            const std::int8_t* codes = q.codes + at * q.nbytes + k % quant_group;
-            int code = codes[0];
-            if (q.nbytes == 2 * quant_group) code = quant_step * code + codes[quant_group];
+            const std::int8_t* codes = q.codes + at * q.nbytes;
+            const std::int64_t in_group = k % quant_group;
+            const int code = q.nbytes == quant_nbytes ? plain_code(codes, in_group) : codes[in_group];
             const float factor = x.equaliser != nullptr ? static_cast<float>(x.equaliser->up()[k]) : 1.0f;
             out.data[r * out.stride + k] = q.scales[at] * static_cast<float>(code) * factor;
         }

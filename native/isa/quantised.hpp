@@ -3,10 +3,10 @@
 // minima need. Measured on SmolLM2 (docs/lab-notebook.md), the most likely token is another one than in fp32 at
 //   4.5 % of positions with 127 levels, one plane of int8;
 //   2 % with 127 levels of equalised activations (equaliser.hpp): x and the value are those of x * 2^-shift;
-//   0.6 % with 1,016 levels: q = 8 h + l in two planes, 32 h and then 32 l.
-// AVX2 and VNNI take equalised ones for weights of up to 6 bits, whose bytes have room for the shifts. For the others
-// VNNI takes two planes, AVX2 one. A tile of AMX does 64 products of k in the time of 32: two planes are nearly free
-// there.
+//   0.6 % with 1,016 levels: q = 8 h + l in two planes, 32 h and then 32 l; on AVX2 one plane of int16.
+// VNNI takes equalised ones for weights of up to 6 bits, whose bytes have room for the shifts, and AVX2 if some of the
+// weights are nibbles: the others cost it the same either way. A tile of AMX does 64 products of k in the time of 32:
+// two planes are nearly free there.
 //
 // Rows lie in blocks of about equal size: [block, group, row of block, codes]. So the rows of a micro-kernel are
 // constant offsets from one pointer, and an AMX tile of activations is 1,024 contiguous bytes.
@@ -22,14 +22,9 @@
 namespace legato::LEGATO_ISA {
 
 constexpr std::int64_t quant_group = 32;
-#if LEGATO_ISA_AVX2
-constexpr int quant_planes = 1;
-#else
-constexpr int quant_planes = 2;
-#endif
-constexpr int quant_step = quant_planes == 2 ? 8 : 1;  // what a unit of h is worth
+constexpr int quant_step = 8;  // what a unit of h is worth
 constexpr float quant_levels = 127.0f * quant_step;
-constexpr std::int64_t quant_nbytes = quant_planes * quant_group;  // codes of one row and group, all planes
+constexpr std::int64_t quant_nbytes = 2 * quant_group;  // codes of one row and group, unless equalised
 #if LEGATO_ISA_AVX512
 constexpr ShiftLimits quant_shifts{.most = 4};
 #elif LEGATO_ISA_AVX2
@@ -38,6 +33,11 @@ constexpr ShiftLimits quant_shifts{.most = 3, .sum = 17};  // 17 * 15 * 127 fits
 constexpr ShiftLimits quant_shifts{};
 #endif
 constexpr bool quant_equalises = quant_shifts.most > 0;
+#if LEGATO_ISA_AVX2
+constexpr bool quant_equalises_bytes = false;  // 11 bits of activations cost 8-bit codes no more than 8
+#else
+constexpr bool quant_equalises_bytes = quant_equalises;
+#endif
 #if LEGATO_ISA_AMX
 constexpr std::int64_t quant_block_rows = 16;  // of a tile
 #else
@@ -46,7 +46,7 @@ constexpr std::int64_t quant_block_rows = 12;  // at most; a multiple of every m
 
 // From some row of some block on; `stride` rows are between two groups of a row.
 struct QuantisedRows {
-    std::int8_t* codes;          // [group, row, plane, 32]; `nbytes` a row and group
+    std::int8_t* codes;          // [group, row, plane, 32], AVX2: int16 [group, row, 32]; `nbytes` a row and group
     float* scales;               // [group, row]
     float* scaled_sums;          // [group, row]: scale * sum of q
     std::int16_t* minus_halves;  // [group, row, 2]: minus the sums of q over k's first and second 16

@@ -49,18 +49,18 @@ def record(
     return program
 
 
-# Rows that the shifts of equalised activations are chosen by: few, and the same whatever the engine's limits are, so
+# Rows that the shifts of equalised activations are chosen by, the same whatever the engine's limits are, so
 # that these do not show in the bits of an answer.
-_SAMPLE_SEQUENCES, _SAMPLE_TOKENS = 2, 64
+_SAMPLE_SEQUENCES, _SAMPLE_TOKENS = 16, 64
 
 
 def choose_shifts(
     spec: ModelSpec, weights: DecoderWeights[Matrix], *, activations: Activations, threads: int
 ) -> list[list[int]]:
-    """What `Program.equalise` wants, by a step on 128 fixed token ids; depends on the model and the instruction set.
+    """What `Program.equalise` wants, by a step on 1,024 fixed token ids; depends on the model and the instruction set.
 
-    Costs that step, and its scratch for as long as it takes. Measured on SmolLM2, real text instead of these ids is
-    no better (docs/lab-notebook.md).
+    Costs that step, and its scratch for as long as it takes. More ids, longer sequences or text that the model writes
+    itself are no better (docs/decisions/0009).
     """
     block_tokens = 32
     layout = KvLayout.of(spec, block_tokens=block_tokens, dtype="f16")
@@ -91,7 +91,7 @@ def choose_shifts(
 
 
 def sample_ids(spec: ModelSpec) -> NDArray[np.int32]:
-    """`[128]`: two sequences of 64 token ids, each after the model's first token if it has one.
+    """`[1024]`: sixteen sequences of 64 token ids, each after the model's first token if it has one.
 
     Evenly spread in their logarithm from 200 on: a vocabulary's early merges are its common words.
     """
