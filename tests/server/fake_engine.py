@@ -18,6 +18,7 @@ from legato.core.policy import POLICIES
 from legato.core.state import SchedulerState
 from legato.core.view import RowSource
 from legato.engine.loop import Engine
+from legato.engine.pace import Pace
 from legato.engine.wire import EngineInfo
 from legato.engine.worker import ReportProgress
 from legato.errors import ModelCorrupt
@@ -80,6 +81,17 @@ class FakeExecutor:
             self._source.memory.pool.take()
 
 
+class Steady(Pace):
+    """A token of a prompt takes `token_s` and does not change."""
+
+    def __init__(self, token_s: float) -> None:
+        super().__init__()
+        self.suppose(1, token_s, 10)
+
+    def observe(self, prompt_rows: int, decodes: int, seconds: float) -> None:
+        super().observe(0, decodes, seconds)
+
+
 def build(
     report: ReportProgress,
     *,
@@ -108,6 +120,8 @@ def build(
     report("reading weights", 2, 2)
     state = SchedulerState(blocks, BLOCK_TOKENS, max_model_len, policy=POLICIES[policy])
     engine = Engine(state, FakeExecutor(step_s), StepBudget(chunk, max_seqs), time.perf_counter)
+    if token_s:
+        engine.pace = Steady(token_s)
     info = EngineInfo(
         max_model_len=max_model_len,
         vocab=VOCAB,

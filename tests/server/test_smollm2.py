@@ -81,7 +81,7 @@ def test_the_banner_says_how_to_begin(server: Server) -> None:
 
 def test_a_question_is_answered(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(model="smol", messages=QUESTION, temperature=0, max_tokens=32)
-    assert "sky appears blue" in (answer.choices[0].message.content or "")
+    assert all(word in (answer.choices[0].message.content or "") for word in ("sky", "blue", "scatter"))
     assert answer.choices[0].finish_reason == "length"
     assert answer.usage is not None
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens

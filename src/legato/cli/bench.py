@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -100,7 +101,7 @@ def interference(
     target = _Target(url, model, parse_vocab(vocab), api_key)
     for path in (svg, html):
         _check_folder(path)
-    asyncio.run(_interference(settings, target, seed, as_json=as_json, svg=svg, html=html))
+    _measure(_interference(settings, target, seed, as_json=as_json, svg=svg, html=html))
 
 
 @app.command()
@@ -150,7 +151,14 @@ def capacity(
         max_rate=max_rate,
         seed=seed,
     )
-    asyncio.run(_capacity(plan, _Target(url, model, parse_vocab(vocab), api_key), as_json=as_json))
+    _measure(_capacity(plan, _Target(url, model, parse_vocab(vocab), api_key), as_json=as_json))
+
+
+def _measure(work: Coroutine[Any, Any, None]) -> None:
+    """Runs it without long collections: walking through our modules would take a core from a server that is here."""
+    gc.collect()
+    gc.freeze()
+    asyncio.run(work)
 
 
 @dataclass(frozen=True, slots=True)

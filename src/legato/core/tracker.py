@@ -40,7 +40,7 @@ class CostTracker:
     """
 
     def __init__(
-        self, cost: StepCost, samples: Sequence[Sample] = (), *, quantile: float = 0.95, margin: float = 1.2
+        self, cost: StepCost, samples: Sequence[Sample] = (), *, quantile: float = 0.98, margin: float = 1.2
     ) -> None:
         """`samples`: what `cost` was fitted to. `quantile`: the share of steps that keep `safe`. `margin`: at first."""
         self._terms = cost.scaled(1.0, 1.0)

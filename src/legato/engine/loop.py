@@ -14,6 +14,7 @@ from legato.core.shape import StepShape
 from legato.core.state import SchedulerState
 from legato.core.trace import StepRecord, StepTrace
 from legato.engine.lane import Background, Inline
+from legato.engine.pace import Pace
 from legato.engine.pacer import Pacer
 from legato.engine.ports import AheadExecutor, Archive, Clock, Executor, Fetch
 from legato.errors import EngineError, RequestError
@@ -84,6 +85,7 @@ class Engine:
         self._clock = clock
         self._aborted: list[Finished] = []
         self.pacer = pacer
+        self.pace = Pace() if pacer is None else pacer.pace
         self._archive = archive
         self._fetching: dict[int, tuple[Request, Fetch]] = {}
         self._background = None if ahead is None else Background()
@@ -244,7 +246,9 @@ class Engine:
         record = StepRecord(plan, step.begins_s, step.plan_s, step_s, *counts)
         self.trace.append(record)
         self._last = (step_s, max(plan.rows, 1))
-        if self.pacer is not None and step.shape is not None and not failed:
+        if self.pacer is None:
+            self.pace.observe(record.prefill_rows, plan.decodes, step_s)
+        elif step.shape is not None and not failed:
             self.pacer.count_late(waited_since, step.shape, plan.decodes, step_s, ended_s)
             self.pacer.observe(step.shape, step_s, plan.decodes)
         return record

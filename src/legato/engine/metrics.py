@@ -191,6 +191,7 @@ class EngineMetrics:
                 ("legato_step_prediction_error_p95", "95 percent of steps are nearer.", last.pace.p95_error),
                 ("legato_step_prediction_margin", "Predictions are planned with so much more.", last.pace.margin),
                 ("legato_machine_slowdown", "Steps take so many times what they took at first.", last.pace.scale),
+                ("legato_memory_slowdown", "Reading takes so many times more than that.", last.pace.memory_scale),
             ):
                 scalar(name, "gauge", text, value)
             for cause in LATE_CAUSES:

@@ -11,7 +11,6 @@ from legato.engine.terms import Terms
 from legato.engine.wire import EngineInfo, StepStats
 
 _STAYS = 32
-_RECENT = 0.1  # weight of the last step, as in `engine.pacer`
 
 
 class Outlook:
@@ -22,8 +21,6 @@ class Outlook:
         # (requests, prompt tokens) that the last step's numbers may not know of: submitted since, and while it ran.
         self._unheard = [(0, 0), (0, 0)]
         self._stays_s: deque[float] = deque(maxlen=_STAYS)
-        # What steps took, where the engine plans by tokens alone and does not tell.
-        self._decode_s = self._prompt_tokens = self._prompt_s = 0.0
 
     def submitted(self, prompt_tokens: int) -> None:
         """A sequence was sent to the engine."""
@@ -34,12 +31,6 @@ class Outlook:
         """The engine has told of a step."""
         self._step = step
         self._unheard = [(0, 0), self._unheard[0]]
-        seconds = step.duration_s + max(step.gap_s, 0.0)
-        if step.rows > step.chunk_tokens:
-            self._decode_s += _RECENT * (seconds - self._decode_s) if self._decode_s else seconds
-        if step.chunk_tokens:
-            self._prompt_tokens += _RECENT * (step.chunk_tokens - self._prompt_tokens)
-            self._prompt_s += _RECENT * (seconds - self._prompt_s)
 
     def ended(self, stay_s: float) -> None:
         """A sequence gave its slot back, so long after its first token."""
@@ -48,7 +39,7 @@ class Outlook:
     @property
     def decode_s(self) -> float:
         """The gap between two tokens at present; 0 before the first."""
-        return self._step.pace.decode_s or self._decode_s
+        return self._step.pace.decode_s
 
     def pending(
         self, info: EngineInfo, terms: Terms, prompt_tokens: int, arrival_s: float, *, missing_tokens: int | None = None
@@ -68,12 +59,11 @@ class Outlook:
     def _load(self, info: EngineInfo, live: Collection[Live]) -> Load:
         step = self._step
         # With nobody there, what the last load made of it says nothing.
-        told_s = step.pace.token_s if live else info.token_s
-        own_s = self._prompt_s / self._prompt_tokens if self._prompt_tokens else 0.0
+        token_s = step.pace.token_s if live or not info.token_s else info.token_s
         places = min(info.max_num_seqs, info.most_streams or info.max_num_seqs)
         free_tokens = info.kv_tokens if step.free_blocks < 0 else step.free_blocks * info.block_tokens
         return Load(
-            token_s=told_s or info.token_s or own_s,
+            token_s=token_s or info.token_s,
             pending_tokens=step.pending_tokens + sum(tokens for _, tokens in self._unheard),
             waiting=step.waiting + sum(count for count, _ in self._unheard),
             running=step.running,

@@ -10,6 +10,7 @@ from typing import Literal
 from legato.core.budget import Prefer, StepBudget, StepTime
 from legato.core.shape import StepShape
 from legato.core.tracker import CostTracker
+from legato.engine.pace import Pace
 from legato.engine.wire import PaceStats
 
 LateCause = Literal["preempted", "decodes", "slow", "prompts", "between"]
@@ -17,8 +18,6 @@ LateCause = Literal["preempted", "decodes", "slow", "prompts", "between"]
 _CLOCK_S = 1e-6  # what two readings of a clock may differ by
 # Errors are looked up so often: they are sorted out of the last steps, 50 microseconds each time.
 _ERRORS_EVERY = 32
-# Weight of the last step in what holds at present.
-_RECENT = 0.1
 _GUESS_EVERY, _GUESS_AT, _GUESS_ROWS = 8, 1024, 512
 
 
@@ -45,9 +44,8 @@ class Pacer:
         self._slack_s = slack_s
         self.late: Counter[LateCause] = Counter()
         """Tokens that came later than `itl_s` after the one before, by cause: see `cause`."""
-        self.decode_s = 0.0
-        """The gap between two tokens at present; 0 before the first."""
-        self._prompt_rows = self._prompt_s = 0.0  # of steps with prompts
+        self.pace = Pace()
+        """What tokens take at present; where no prompt is computed, by prediction."""
         self._steps = 0
         self._errors = (0.0, 0.0)
 
@@ -59,7 +57,7 @@ class Pacer:
             max(0.0, self.itl_s - self._slack_s),
             self.prefill_share,
             self.prefer,
-            token_s=self.token_s,
+            token_s=self.pace.token_s,
         )
         return dataclasses.replace(budget, time=time)
 
@@ -70,15 +68,12 @@ class Pacer:
     def observe(self, shape: StepShape, seconds: float, decodes: int = 0) -> None:
         """Learns what a step took, from its beginning to its commit. `decodes`: how many of its rows were."""
         self.tracker.observe(shape, seconds)
-        if decodes:
-            self.decode_s += _RECENT * (seconds - self.decode_s) if self.decode_s else seconds
-        if shape.rows > decodes:
-            self._learn_pace(shape.rows - decodes, seconds, _RECENT)
-        elif self._steps % _GUESS_EVERY == 0:
+        self.pace.observe(shape.rows - decodes, decodes, seconds)
+        if shape.rows == decodes and self._steps % _GUESS_EVERY == 0:
             # Nobody's prompt was computed: what it would take beside these, or nobody would know when load has gone.
             rows = max(self.tracker.cost.rows_within(shape, _GUESS_AT, _GUESS_ROWS, self.itl_s), 1)
             step_s = self.tracker.cost.predict(shape.with_chunk(self.tracker.cost.attention, _GUESS_AT, rows))
-            self._learn_pace(rows, step_s, min(_GUESS_EVERY * _RECENT, 1.0))
+            self.pace.suppose(rows, step_s, _GUESS_EVERY)
         self._steps += 1
         if self._steps % _ERRORS_EVERY == 0:
             self._errors = (self.tracker.median_error, self.tracker.p95_error)
@@ -109,18 +104,17 @@ class Pacer:
             return "slow"
         return "decodes" if shape.rows == decodes else "prompts"
 
-    def _learn_pace(self, rows: int, seconds: float, weight: float) -> None:
-        self._prompt_rows += weight * (rows - self._prompt_rows)
-        self._prompt_s += weight * (seconds - self._prompt_s)
-
-    @property
-    def token_s(self) -> float:
-        """What a token of a prompt takes at present, its company included; 0 before the first prompt."""
-        return self._prompt_s / self._prompt_rows if self._prompt_rows else 0.0
-
     @property
     def stats(self) -> PaceStats:
         """For metrics. The errors are at most 32 steps old."""
         tracker = self.tracker
         late = {str(cause): tokens for cause, tokens in self.late.items()}
-        return PaceStats(tracker.margin, tracker.cost.scale, *self._errors, late, self.token_s, self.decode_s)
+        return PaceStats(
+            self.pace.token_s,
+            self.pace.decode_s,
+            tracker.margin,
+            tracker.cost.scale,
+            tracker.cost.memory_scale,
+            *self._errors,
+            late,
+        )

@@ -96,20 +96,21 @@ class CacheStats(msgspec.Struct, array_like=True, frozen=True):
 
 
 class PaceStats(msgspec.Struct, array_like=True, frozen=True):
-    """How well steps are foreseen now, and tokens that were late since the start, by cause: see `engine.pacer`.
+    """What tokens take now, how well steps are foreseen, and tokens that were late since the start, by cause.
 
-    Errors are relative. `margin`: predictions are planned with so much more. `scale`: the machine now, over the one
-    first measured. `token_s`: seconds that a token of a prompt takes beside the streams that run now, those of its
-    steps that go to them included; 0 before the first step. `decode_s`: seconds of a step of those streams alone.
+    `token_s`, `decode_s`: see `engine.pace`. The rest is 0 where steps are bounded by tokens alone. `margin`:
+    predictions are planned with so much more. `scale`: the machine now, over the one first measured; `memory_scale`:
+    its memory, over that again. Errors are relative. `late`: see `engine.pacer`.
     """
 
+    token_s: float = 0.0
+    decode_s: float = 0.0
     margin: float = 0.0
     scale: float = 0.0
+    memory_scale: float = 0.0
     median_error: float = 0.0
     p95_error: float = 0.0
     late: dict[str, int] = {}
-    token_s: float = 0.0
-    decode_s: float = 0.0
 
 
 class StepStats(msgspec.Struct, array_like=True, frozen=True):

@@ -112,7 +112,7 @@ def _stats(engine: Engine, record: StepRecord | None, gap_s: float) -> StepStats
     state = engine.state
     counts = (len(state.running), len(state.waiting), state.free_blocks)
     cache = _cache_stats(state)
-    pace = PaceStats() if engine.pacer is None else engine.pacer.stats
+    pace = PaceStats(engine.pace.token_s, engine.pace.decode_s) if engine.pacer is None else engine.pacer.stats
     if record is None:
         return StepStats(
             state.next_step, 0.0, gap_s, 0, 0, *counts, cache=cache, pace=pace, pending_tokens=state.pending_tokens

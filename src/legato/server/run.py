@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -74,6 +75,8 @@ class HttpServer:
 
     async def serve(self) -> None:
         """Answers until stopped."""
+        gc.collect()
+        gc.freeze()  # a collection of all that was imported takes a core from the step that runs, for tens of ms
         await self._server.serve(sockets=[self._sock])
 
     def stop(self) -> None:
