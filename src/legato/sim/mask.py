@@ -8,7 +8,7 @@ from legato.errors import ConfigError
 
 MOST_TEXT, MOST_SVG = 120, 512
 _OWN, _CACHED, _NONE = "█", "▒", "·"
-_CELL, _LEFT, _TOP = 14, 64, 40
+_CELL, _LEFT, _TOP, _LEGEND = 14, 64, 40, 400
 
 
 def chunks(prompt: int, chunk: int) -> Iterator[tuple[int, int]]:
@@ -36,7 +36,7 @@ def mask_svg(prompt: int, chunk: int) -> str:
     _check(prompt, chunk, MOST_SVG)
     cell = max(2, min(_CELL, 720 // prompt))
     size = cell * prompt
-    width, height = _LEFT + size + 16, _TOP + size + 44
+    width, height = max(_LEFT + size + 16, _LEGEND), _TOP + size + 44
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" role="img"'
         f' aria-label="A prompt of {prompt} tokens in chunks of {chunk}: keys that each query reads">',
