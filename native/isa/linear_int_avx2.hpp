@@ -29,6 +29,14 @@ LEGATO_INLINE void add_products(__m256i& sum, __m256i codes, __m256i activations
     asm("" : "+x"(sum));
 }
 
+// Codes of one quad of k and eight outputs, to bytes where they are packed.
+template <bool Nibbles>
+LEGATO_INLINE __m256i load_quad(const std::byte* at, int quad, int half) {
+    const __m256i codes =
+        _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at + (Nibbles ? quad % 4 : quad) * 64 + half * 32));
+    return !Nibbles ? codes : quad < 4 ? low_nibbles(codes) : high_nibbles(codes);
+}
+
 LEGATO_INLINE __m256i widen(__m256i sums, short factor) { return _mm256_madd_epi16(sums, _mm256_set1_epi16(factor)); }
 
 // dot[r * H + h] of a group of codes below 16; packed ones are multiplied by an equaliser's `powers` here.
@@ -42,12 +50,8 @@ LEGATO_INLINE void dots_of_nibbles(const std::byte* at, const std::uint32_t* pow
             constexpr int quad = span * quads + i;
             __m256i codes[H];
             unroll<H>([&](auto h) __attribute__((always_inline)) {
-                codes[h] = _mm256_loadu_si256(
-                    reinterpret_cast<const __m256i*>(at + (Nibbles ? quad % 4 : quad) * 64 + h * 32));
-                if constexpr (Nibbles) {
-                    codes[h] = quad < 4 ? low_nibbles(codes[h]) : high_nibbles(codes[h]);
-                    codes[h] = scale_quad(codes[h], powers + 2 * quad);
-                }
+                codes[h] = load_quad<Nibbles>(at, quad, h);
+                if constexpr (Nibbles) codes[h] = scale_quad(codes[h], powers + 2 * quad);
             });
             unroll<R>([&](auto r) __attribute__((always_inline)) {
                 const __m256i a = splat_dword(activations + r * quant_group + quad * 4);
@@ -71,7 +75,7 @@ LEGATO_INLINE void dots_of_bytes(const std::byte* at, const std::uint32_t* power
     unroll<Quads>([&](auto quad) __attribute__((always_inline)) {
         __m256i codes[H];
         unroll<H>([&](auto h) __attribute__((always_inline)) {
-            codes[h] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at + quad * 64 + h * 32));
+            codes[h] = load_quad<false>(at, quad, h);
             if constexpr (Scaled) codes[h] = scale_quad(codes[h], powers + 2 * quad);
         });
         unroll<R>([&](auto r) __attribute__((always_inline)) {
@@ -94,9 +98,7 @@ LEGATO_INLINE void dots_of_words(const std::byte* at, const std::int8_t* activat
     unroll<Quads>([&](auto quad) __attribute__((always_inline)) {
         __m256i low_codes[H], high_codes[H];
         unroll<H>([&](auto h) __attribute__((always_inline)) {
-            __m256i codes =
-                _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at + (Nibbles ? quad % 4 : quad) * 64 + h * 32));
-            if constexpr (Nibbles) codes = quad < 4 ? low_nibbles(codes) : high_nibbles(codes);
+            const __m256i codes = load_quad<Nibbles>(at, quad, h);
             low_codes[h] = _mm256_unpacklo_epi8(codes, _mm256_setzero_si256());
             high_codes[h] = _mm256_unpackhi_epi8(codes, _mm256_setzero_si256());
         });

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 from typer.testing import CliRunner, Result
 
 from legato.cli.main import app
+from legato.core.shape import StepShape
+from legato.sim import catalog
+from legato.sim.ideal import Ideal
 
 
 def run(*arguments: str) -> Result:
@@ -37,6 +42,27 @@ def test_the_mask_is_drawn_into_a_file_too(tmp_path: Path) -> None:
     assert told.exit_code == 0
     assert "chunk 3" in told.output
     assert (tmp_path / "mask.svg").read_text().startswith("<svg")
+
+
+def test_this_machine_is_planned_for_by_what_it_was_measured_to_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = Ideal(catalog.model("smollm2-135m"), catalog.device("laptop"), fixed_s=0.001).cost
+    closed = []
+
+    class Measured:
+        def __init__(self, model: str, **options: object) -> None:
+            assert (model, options["itl_ms"]) == ("mine", 0)
+            pacer = SimpleNamespace(tracker=SimpleNamespace(cost=measured))
+            self.engine = SimpleNamespace(pacer=pacer, close=lambda: closed.append(model))
+
+    monkeypatch.setattr("legato.llm.LLM", Measured)
+    document = json.loads(run("--device", "this", "--model", "mine", "--itl-ms", "50", "--json").output)
+    assert closed == ["mine"]
+    assert document["device"] == "this machine, measured"
+    whole = measured.predict(
+        StepShape.of_decodes([1024] * 32, measured.attention).with_chunk(measured.attention, 0, 8000)
+    )
+    assert document["whole_ttft_ms"] == pytest.approx(1e3 * whole, rel=1e-4)
+    assert document["worst_gap_ms"] <= 50
 
 
 def test_bad_input_says_what_there_is() -> None:

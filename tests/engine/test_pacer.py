@@ -140,3 +140,19 @@ def test_an_idle_engine_fits_the_cost_of_steps_anew(monkeypatch: pytest.MonkeyPa
     with pytest.raises(EOFError):
         serve_engine(Quiet(), engine)  # type: ignore[arg-type]
     assert fitted == [True]
+
+
+def test_metrics_are_told_each_number_by_its_name() -> None:
+    engine, executor = engine_of(0.03)
+    executor.slowdown = 2.0
+    submit(engine, 1, 200, 100)
+    for _ in range(90):
+        engine.step()
+    assert engine.pacer is not None
+    stats, tracker, pace = engine.pacer.stats, engine.pacer.tracker, engine.pace
+    assert (stats.token_s, stats.decode_s) == (pace.token_s, pace.decode_s)
+    assert (stats.margin, stats.scale) == (tracker.margin, tracker.cost.scale)
+    assert stats.scale == pytest.approx(2.0, rel=0.1)
+    assert stats.memory_scale == tracker.cost.memory_scale
+    assert stats.median_error <= stats.p95_error
+    assert stats.late == dict(engine.pacer.late)

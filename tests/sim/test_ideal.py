@@ -9,7 +9,7 @@ from legato.errors import ConfigError
 from legato.sim import catalog
 from legato.sim.catalog import Device, Model
 from legato.sim.ideal import Ideal, parts_of
-from legato.sim.prompt import PromptPlan, plan_prompt, slowdown
+from legato.sim.prompt import PromptPlan, plan_prompt
 
 H100 = Ideal(catalog.model("llama-3.1-8b"), catalog.device("h100"))
 
@@ -43,7 +43,7 @@ def test_8000_tokens_are_15_chunks_of_512_and_one_of_320() -> None:
 
 @pytest.mark.parametrize(("chunk", "times", "tolerance"), [(64, 4.6, 0.07), (256, 1.2, 0.05), (512, 1.1, 0.08)])
 def test_small_chunks_read_the_weights_more_often(chunk: int, times: float, tolerance: float) -> None:
-    assert slowdown(planned(H100, chunk), planned(H100, None)) == pytest.approx(times, rel=tolerance)
+    assert planned(H100, chunk).slowdown(planned(H100, None)) == pytest.approx(times, rel=tolerance)
 
 
 def test_the_curve_that_the_scheduler_plans_with_is_the_slower_of_reading_and_computing() -> None:

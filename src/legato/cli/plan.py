@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -100,8 +101,6 @@ def plan(
 
 
 def _this(model: str, *, quiet: bool) -> tuple[dict[str, str], StepCost, Callable[[StepShape], Parts]]:
-    import functools
-
     from legato.llm import LLM
     from legato.sim.ideal import parts_of
 
@@ -123,7 +122,7 @@ def _figures(found: PromptPlan, whole: PromptPlan) -> dict[str, float | int]:
         "ttft_ms": _ms(found.ttft_s),
         "whole_gap_ms": _ms(whole.worst_gap_s),
         "whole_ttft_ms": _ms(whole.ttft_s),
-        "prefill_slowdown": round(found.ttft_s / whole.ttft_s, 3),
+        "prefill_slowdown": round(found.slowdown(whole), 3),
     }
 
 

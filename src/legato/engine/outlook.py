@@ -59,11 +59,11 @@ class Outlook:
     def _load(self, info: EngineInfo, live: Collection[Live]) -> Load:
         step = self._step
         # With nobody there, what the last load made of it says nothing.
-        token_s = step.pace.token_s if live or not info.token_s else info.token_s
+        told_s, alone_s = step.pace.token_s, info.token_s
         places = min(info.max_num_seqs, info.most_streams or info.max_num_seqs)
         free_tokens = info.kv_tokens if step.free_blocks < 0 else step.free_blocks * info.block_tokens
         return Load(
-            token_s=token_s or info.token_s,
+            token_s=told_s or alone_s if live else alone_s or told_s,
             pending_tokens=step.pending_tokens + sum(tokens for _, tokens in self._unheard),
             waiting=step.waiting + sum(count for count, _ in self._unheard),
             running=step.running,

@@ -76,7 +76,7 @@ class HttpServer:
     async def serve(self) -> None:
         """Answers until stopped."""
         gc.collect()
-        gc.freeze()  # a collection of all that was imported takes a core from the step that runs, for tens of ms
+        gc.freeze()  # a collection of all that was imported takes a core from the step that runs, for 10 ms
         await self._server.serve(sockets=[self._sock])
 
     def stop(self) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from legato.core.budget import StepBudget, StepTime
@@ -50,6 +49,10 @@ class PromptPlan:
         """The longest of its steps, which is what streams wait between two tokens meanwhile."""
         return max(step.parts.seconds for step in self.steps)
 
+    def slowdown(self, whole: PromptPlan) -> float:
+        """How many times as long as in one pass the prompt takes."""
+        return self.ttft_s / whole.ttft_s
+
 
 def plan_prompt(
     cost: StepCost,
@@ -71,35 +74,26 @@ def plan_prompt(
             raise ConfigError(f"{name} is {value}; the least is {least}")
     if chunk is not None and chunk < 1:
         raise ConfigError(f"chunk is {chunk}; a prompt would never be computed: 1 is the least")
-    if itl_s is not None and decodes:
-        alone_s = parts(StepShape.of_decodes([context] * decodes, cost.attention)).seconds
-        if alone_s >= itl_s:
-            raise ConfigError(
-                f"{decodes} streams alone take {1e3 * alone_s:.1f} ms a token, and {1e3 * itl_s:g} are asked for;"
-                f" allow more, or plan for fewer streams"
-            )
+    decode = parts(StepShape.of_decodes([context] * decodes, cost.attention))
+    if itl_s is not None and decodes and decode.seconds >= itl_s:
+        raise ConfigError(
+            f"{decodes} streams alone take {1e3 * decode.seconds:.1f} ms a token, and {1e3 * itl_s:g} are asked for;"
+            f" allow more, or plan for fewer streams"
+        )
     state = _streams(decodes, context, prompt)
     budget = StepBudget(_WHOLE if chunk is None else chunk + decodes, decodes + 1, prompt_logit_rows=1)
-    decode = parts(StepShape.of_decodes([context] * decodes, cost.attention))
     state.submit(Request(_PROMPT_ID, tuple(range(prompt)), stop=StopRule(1)))
     steps = []
-    now_s = 0.0
-    for plan in _plans(state, cost, budget, itl_s):
-        shape = StepShape.of(plan, cost.attention)
-        spent = parts(shape)
+    now_s = 0.0  # when all streams had their last token
+    while any(slot.request_id == _PROMPT_ID for slot in (*state.running, *state.waiting)):
+        time = None if itl_s is None else StepTime(cost, now_s, itl_s)
+        plan = plan_step(state, dataclasses.replace(budget, time=time), state.policy)
+        spent = parts(StepShape.of(plan, cost.attention))
         at = plan.request_ids.index(_PROMPT_ID)
         steps.append(PromptStep(plan.starts[at], plan.counts[at], plan.decodes, spent))
         now_s += spent.seconds
         _carry_out(state, plan, now_s)
     return PromptPlan(tuple(steps), decode)
-
-
-def _plans(state: SchedulerState, cost: StepCost, budget: StepBudget, itl_s: float | None) -> Iterator[StepPlan]:
-    """Plans of steps until the prompt is answered; each is to be carried out before the next."""
-    while any(slot.request_id == _PROMPT_ID for slot in (*state.running, *state.waiting)):
-        now_s = max((slot.last_token_s for slot in state.running if slot.known - slot.scheduled == 1), default=0.0)
-        time = None if itl_s is None else StepTime(cost, now_s, itl_s)
-        yield plan_step(state, dataclasses.replace(budget, time=time), state.policy)
 
 
 def _streams(count: int, context: int, prompt: int) -> SchedulerState:
@@ -118,8 +112,3 @@ def _carry_out(state: SchedulerState, plan: StepPlan, now_s: float) -> None:
     state.apply(plan)
     sampled = tuple(i for i, samples in zip(plan.request_ids, plan.samples, strict=True) if samples)
     state.commit(StepResult(plan.step, sampled, (0,) * len(sampled)), now_s)
-
-
-def slowdown(plan: PromptPlan, whole: PromptPlan) -> float:
-    """How many times as long as in one pass a prompt takes."""
-    return plan.ttft_s / whole.ttft_s if whole.ttft_s else math.inf

@@ -49,8 +49,8 @@ def record(
     return program
 
 
-# Rows that the shifts of equalised activations are chosen by, the same whatever the engine's limits are, so
-# that these do not show in the bits of an answer.
+# Rows that the shifts of equalised activations are chosen by, the same whatever the engine's limits are, so that these
+# do not show in the bits of an answer.
 _SAMPLE_SEQUENCES, _SAMPLE_TOKENS = 16, 64
 
 
