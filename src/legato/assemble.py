@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from legato.config import EngineConfig, format_size
 from legato.core.budget import StepBudget
+from legato.core.pacer import Pacer
 from legato.core.policy import POLICIES
 from legato.core.promise import decode_seconds, most_streams, price_of, prompt_seconds
 from legato.core.state import SchedulerState
 from legato.core.tenants import Tenants
 from legato.engine.loop import Engine
-from legato.engine.pacer import Pacer
 from legato.engine.text import ModelText
 from legato.engine.wire import EngineInfo
 from legato.engine.worker import EngineFactory, ReportProgress

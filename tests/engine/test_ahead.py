@@ -12,6 +12,7 @@ from tests.fakes import FakeExecutor, expected_output
 
 from legato.core.budget import StepBudget
 from legato.core.cost import Curve, StepCost
+from legato.core.pacer import Pacer
 from legato.core.plan import StepPlan, StepResult
 from legato.core.policy import POLICIES
 from legato.core.request import Finished, Request, StopRule
@@ -20,7 +21,6 @@ from legato.core.state import SchedulerState
 from legato.core.tracker import CostTracker
 from legato.engine.lane import Background
 from legato.engine.loop import Engine, StepEvents
-from legato.engine.pacer import Pacer
 
 STEP_S = 0.004
 

@@ -7,6 +7,7 @@ from tests.fakes import FakeExecutor
 
 from legato.core.budget import StepBudget
 from legato.core.cost import Curve, StepCost
+from legato.core.pacer import Pacer
 from legato.core.plan import StepPlan, StepResult
 from legato.core.policy import SLO
 from legato.core.request import Request, StopRule
@@ -14,9 +15,8 @@ from legato.core.shape import Attention, StepShape
 from legato.core.state import SchedulerState
 from legato.core.tracker import CostTracker
 from legato.engine.loop import Engine
-from legato.engine.pacer import Pacer
 from legato.engine.wire import ToEngine
-from legato.engine.worker import serve_engine
+from legato.engine.worker import pace_stats, serve_engine
 
 # 4 ms a step and 1 ms for each further row.
 MACHINE = StepCost(Attention(), rows=Curve((1,), (0.004,), 0.001))
@@ -149,7 +149,7 @@ def test_metrics_are_told_each_number_by_its_name() -> None:
     for _ in range(90):
         engine.step()
     assert engine.pacer is not None
-    stats, tracker, pace = engine.pacer.stats, engine.pacer.tracker, engine.pace
+    stats, tracker, pace = pace_stats(engine), engine.pacer.tracker, engine.pace
     assert (stats.token_s, stats.decode_s) == (pace.token_s, pace.decode_s)
     assert (stats.margin, stats.scale) == (tracker.margin, tracker.cost.scale)
     assert stats.scale == pytest.approx(2.0, rel=0.1)

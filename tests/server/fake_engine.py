@@ -13,12 +13,12 @@ import signal
 import time
 
 from legato.core.budget import StepBudget
+from legato.core.pace import Pace
 from legato.core.plan import PromptLogprobs, StepPlan, StepResult, TokenLogprobs
 from legato.core.policy import POLICIES
 from legato.core.state import SchedulerState
 from legato.core.view import RowSource
 from legato.engine.loop import Engine
-from legato.engine.pace import Pace
 from legato.engine.wire import EngineInfo
 from legato.engine.worker import ReportProgress
 from legato.errors import ModelCorrupt

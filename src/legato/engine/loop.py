@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from legato.core.budget import StepBudget
+from legato.core.pace import Pace
+from legato.core.pacer import Pacer
 from legato.core.plan import PromptLogprobs, StepPlan, StepResult, TokenLogprobs
 from legato.core.request import Finished, Request
 from legato.core.schedule import plan_step
@@ -14,8 +16,6 @@ from legato.core.shape import StepShape
 from legato.core.state import SchedulerState
 from legato.core.trace import StepRecord, StepTrace
 from legato.engine.lane import Background, Inline
-from legato.engine.pace import Pace
-from legato.engine.pacer import Pacer
 from legato.engine.ports import AheadExecutor, Archive, Clock, Executor, Fetch
 from legato.errors import EngineError, RequestError
 

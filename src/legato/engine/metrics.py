@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import get_args
 
-from legato.engine.pacer import LateCause
+from legato.core.pacer import LateCause
 from legato.engine.wire import EngineInfo, StepStats
 
 MOST_TENANTS, OTHER_TENANTS = 64, "(others)"

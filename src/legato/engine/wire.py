@@ -98,9 +98,9 @@ class CacheStats(msgspec.Struct, array_like=True, frozen=True):
 class PaceStats(msgspec.Struct, array_like=True, frozen=True):
     """What tokens take now, how well steps are foreseen, and tokens that were late since the start, by cause.
 
-    `token_s`, `decode_s`: see `engine.pace`. The rest is 0 where steps are bounded by tokens alone. `margin`:
+    `token_s`, `decode_s`: see `core.pace`. The rest is 0 where steps are bounded by tokens alone. `margin`:
     predictions are planned with so much more. `scale`: the machine now, over the one first measured; `memory_scale`:
-    its memory, over that again. Errors are relative. `late`: see `engine.pacer`.
+    its memory, over that again. Errors are relative. `late`: see `core.pacer`.
     """
 
     token_s: float = 0.0

@@ -112,7 +112,7 @@ def _stats(engine: Engine, record: StepRecord | None, gap_s: float) -> StepStats
     state = engine.state
     counts = (len(state.running), len(state.waiting), state.free_blocks)
     cache = _cache_stats(state)
-    pace = PaceStats(engine.pace.token_s, engine.pace.decode_s) if engine.pacer is None else engine.pacer.stats
+    pace = pace_stats(engine)
     if record is None:
         return StepStats(
             state.next_step, 0.0, gap_s, 0, 0, *counts, cache=cache, pace=pace, pending_tokens=state.pending_tokens
@@ -130,6 +130,17 @@ def _stats(engine: Engine, record: StepRecord | None, gap_s: float) -> StepStats
         pace=pace,
         pending_tokens=state.pending_tokens,
     )
+
+
+def pace_stats(engine: Engine) -> PaceStats:
+    """What tokens take and how well steps are foreseen, for metrics."""
+    pace, pacer = engine.pace, engine.pacer
+    if pacer is None:
+        return PaceStats(pace.token_s, pace.decode_s)
+    tracker = pacer.tracker
+    late = {str(cause): tokens for cause, tokens in pacer.late.items()}
+    scales = tracker.cost.scale, tracker.cost.memory_scale
+    return PaceStats(pace.token_s, pace.decode_s, tracker.margin, *scales, *pacer.errors, late)
 
 
 def _cache_stats(state: SchedulerState) -> CacheStats:

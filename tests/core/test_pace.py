@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from legato.engine.pace import Pace
+from legato.core.pace import Pace
 
 
 def test_a_mean_of_the_last_steps_for_streams_and_for_prompts() -> None:

@@ -8,10 +8,9 @@ from collections.abc import Iterable
 from typing import Literal
 
 from legato.core.budget import Prefer, StepBudget, StepTime
+from legato.core.pace import Pace
 from legato.core.shape import StepShape
 from legato.core.tracker import CostTracker
-from legato.engine.pace import Pace
-from legato.engine.wire import PaceStats
 
 LateCause = Literal["preempted", "decodes", "slow", "prompts", "between"]
 
@@ -46,8 +45,9 @@ class Pacer:
         """Tokens that came later than `itl_s` after the one before, by cause: see `cause`."""
         self.pace = Pace()
         """What tokens take at present; where no prompt is computed, by prediction."""
+        self.errors = (0.0, 0.0)
+        """Of predictions, median and 95th percentile, at most 32 steps old."""
         self._steps = 0
-        self._errors = (0.0, 0.0)
 
     def budget(self, budget: StepBudget, now_s: float) -> StepBudget:
         """`budget` for a step that begins at `now_s`."""
@@ -76,7 +76,7 @@ class Pacer:
             self.pace.suppose(rows, step_s, _GUESS_EVERY)
         self._steps += 1
         if self._steps % _ERRORS_EVERY == 0:
-            self._errors = (self.tracker.median_error, self.tracker.p95_error)
+            self.errors = (self.tracker.median_error, self.tracker.p95_error)
 
     def count_late(
         self, waited_since: Iterable[tuple[float, bool]], shape: StepShape, decodes: int, step_s: float, now_s: float
@@ -103,18 +103,3 @@ class Pacer:
         if step_s > 1.001 * self.tracker.safe.predict(shape):
             return "slow"
         return "decodes" if shape.rows == decodes else "prompts"
-
-    @property
-    def stats(self) -> PaceStats:
-        """For metrics. The errors are at most 32 steps old."""
-        tracker = self.tracker
-        late = {str(cause): tokens for cause, tokens in self.late.items()}
-        return PaceStats(
-            self.pace.token_s,
-            self.pace.decode_s,
-            tracker.margin,
-            tracker.cost.scale,
-            tracker.cost.memory_scale,
-            *self._errors,
-            late,
-        )
