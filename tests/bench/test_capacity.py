@@ -21,9 +21,11 @@ from legato.bench.capacity import (
 )
 from legato.bench.client import Reply
 from legato.bench.dialect import Prompt
-from legato.bench.load import Arrival, Lengths, Prompts, poisson_trace
+from legato.bench.load import Prompts
 from legato.bench.record import percentile
 from legato.errors import NoCapacity, ServerUnreachable
+from legato.workload.arrivals import Arrival, poisson_trace
+from legato.workload.lengths import Lengths
 
 LIMITS = Limits(ttft_ms=300, itl_ms=50)
 PLAN = Plan(LIMITS, Lengths(100), Lengths(5), duration_s=200.0)

@@ -14,9 +14,11 @@ from typing import Any
 
 from legato.bench.client import Clock, Reply
 from legato.bench.dialect import Answers
-from legato.bench.load import Arrival, Lengths, Prompts, poisson_trace
+from legato.bench.load import Prompts
 from legato.bench.record import Spread, gaps_of, percentile, spread, tokens_per_chunk
 from legato.errors import NoCapacity, ServerUnreachable
+from legato.workload.arrivals import Arrival, poisson_trace
+from legato.workload.lengths import Lengths
 
 PRECISION = 1.08
 FIRST_RATE = 1.0

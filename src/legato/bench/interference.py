@@ -13,7 +13,7 @@ from typing import Any
 
 from legato.bench.client import Clock, Reply
 from legato.bench.dialect import Answers
-from legato.bench.load import Prompts, periodic
+from legato.bench.load import Prompts
 from legato.bench.record import (
     Gaps,
     Spread,
@@ -24,6 +24,7 @@ from legato.bench.record import (
     tokens_per_chunk,
 )
 from legato.errors import RunInvalid
+from legato.workload.arrivals import periodic
 
 MIN_LONG = 2
 MIN_CHUNKS = 20

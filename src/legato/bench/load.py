@@ -1,9 +1,7 @@
-"""What is sent, and when: prompts of which no two begin alike, lengths, and arrivals of an open loop."""
+"""What is sent: prompts of which no two begin alike."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
@@ -50,64 +48,6 @@ class Prompts:
     def short(self) -> str:
         """One line that a model goes on with in words: token ids at random bring forth text that is not."""
         return f"Once upon a time, in a land of {', '.join(self._random.choices(_WORDS, k=6))} and"
-
-
-@dataclass(frozen=True, slots=True)
-class Lengths:
-    """Tokens of a prompt or an answer: always `mean`, or lognormal with that mean and `sigma`, up to eight means."""
-
-    mean: int
-    sigma: float = 0.0
-
-    @classmethod
-    def of(cls, text: str, name: str) -> Lengths:
-        """Reads `400`, or `400:0.6` (mean:sigma). Raises ConfigError that names the option."""
-        mean, colon, sigma = text.partition(":")
-        try:
-            lengths = cls(int(mean), float(sigma) if colon else 0.0)
-        except ValueError:
-            lengths = cls(0)
-        if lengths.mean < 1 or not 0 <= lengths.sigma <= 3:
-            raise ConfigError(f"{name} is '{text}'; it is a length as in 400, or mean:sigma as in 400:0.6")
-        return lengths
-
-    def draw(self, random: Random) -> int:
-        """One length."""
-        if not self.sigma:
-            return self.mean
-        drawn = random.lognormvariate(math.log(self.mean) - self.sigma**2 / 2, self.sigma)
-        return min(max(1, round(drawn)), 8 * self.mean)
-
-    def __str__(self) -> str:
-        return f"{self.mean}:{self.sigma:g}" if self.sigma else str(self.mean)
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """One request of a trace: when it is sent, in seconds from the start, and its tokens."""
-
-    at_s: float
-    prompt_tokens: int
-    output_tokens: int
-
-
-def poisson_trace(rate: float, duration_s: float, prompt: Lengths, output: Lengths, seed: int) -> tuple[Arrival, ...]:
-    """Poisson arrivals at `rate` a second. The same for every server: it depends on the arguments only.
-
-    A higher rate is the same sequence of requests, closer together, so that rates differ by nothing but the rate.
-    """
-    gaps, sizes = Random(seed), Random(seed + 1)
-    trace = []
-    at_s = gaps.expovariate(1.0) / rate
-    while at_s < duration_s:
-        trace.append(Arrival(at_s, prompt.draw(sizes), output.draw(sizes)))
-        at_s += gaps.expovariate(1.0) / rate
-    return tuple(trace)
-
-
-def periodic(every_s: float, duration_s: float) -> Iterator[float]:
-    """0, every_s, 2 every_s, … below duration_s."""
-    return (k * every_s for k in range(math.ceil(duration_s / every_s)))
 
 
 def words(count: int, random: Random | int) -> str:

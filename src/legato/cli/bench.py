@@ -136,7 +136,8 @@ def capacity(
     [bold]legato bench capacity --ttft-ms 5000 --itl-ms 80 --prompt-tokens 4000 --output-tokens 100[/bold] · one shape
     """
     from legato.bench.capacity import MIN_REQUESTS, Limits, Plan
-    from legato.bench.load import Lengths, parse_vocab
+    from legato.bench.load import parse_vocab
+    from legato.workload.lengths import Lengths
 
     if max_rate * duration < MIN_REQUESTS:
         raise ConfigError(

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+from legato.errors import PromptTooLong, RequestError
+
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
@@ -73,6 +75,22 @@ class Request:
         """Positions `[start, stop)` whose logits score the token of the prompt after each; (0, 0) if there are none."""
         start, stop = max(self.sampling.prompt_logprobs_start - 1, 0), len(self.prompt) - 1
         return (start, stop) if self.sampling.prompt_logprobs is not None and start < stop else (0, 0)
+
+    def verify(self, context: int, whose: str) -> None:
+        """Raises PromptTooLong, with both numbers, if it could never run where `context` tokens fit, which are `whose`;
+        RequestError if it makes no sense: no prompt, no token wanted.
+        """
+        prompt_tokens = len(self.prompt)
+        if not prompt_tokens:
+            raise RequestError("the prompt is empty; it needs at least 1 token", field="prompt")
+        if self.stop.max_tokens < 1:
+            raise RequestError(f"max_tokens is {self.stop.max_tokens}; it must be at least 1", field="max_tokens")
+        if prompt_tokens >= context:
+            raise PromptTooLong(
+                f"the prompt has {prompt_tokens} tokens and {whose} holds {context}, 1 of them for the answer;"
+                f" shorten the prompt to {context - 1} tokens or serve with a larger limit",
+                field="prompt",
+            )
 
 
 @dataclass(frozen=True, slots=True)

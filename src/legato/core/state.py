@@ -16,7 +16,7 @@ from legato.core.queue import WaitingQueue
 from legato.core.request import Finished, FinishReason, Request
 from legato.core.slot import Slot
 from legato.core.tenants import Tenants
-from legato.errors import ConfigError, PromptTooLong, RequestError
+from legato.errors import ConfigError, RequestError
 
 
 class SchedulerState:
@@ -184,20 +184,9 @@ class SchedulerState:
         """Raises PromptTooLong, with both numbers, for a request that could never run; RequestError for one that makes
         no sense: no prompt, no token wanted, an id that is in use.
         """
-        prompt_tokens = len(request.prompt)
         if request.request_id in self._slots:
             raise RequestError(f"request id {request.request_id} is in use; ids may come back once finished")
-        if not prompt_tokens:
-            raise RequestError("the prompt is empty; it needs at least 1 token", field="prompt")
-        if request.stop.max_tokens < 1:
-            raise RequestError(f"max_tokens is {request.stop.max_tokens}; it must be at least 1", field="max_tokens")
-        if prompt_tokens >= self.context:
-            whose = "the context" if self.context == self.max_model_len else "the whole KV cache"
-            raise PromptTooLong(
-                f"the prompt has {prompt_tokens} tokens and {whose} holds {self.context}, 1 of them for the answer;"
-                f" shorten the prompt to {self.context - 1} tokens or serve with a larger limit",
-                field="prompt",
-            )
+        request.verify(self.context, "the context" if self.context == self.max_model_len else "the whole KV cache")
 
     def apply(self, plan: StepPlan) -> None:
         """Puts `plan` in flight: preempts, admits, takes blocks, moves `scheduled`. Cost: O(rows of the plan).
@@ -284,6 +273,13 @@ class SchedulerState:
         if slot is None or slot.ended:
             return None
         finished = self._end(slot, "abort")
+        self._running = [slot for slot in self._running if not slot.ended]
+        return finished
+
+    def retire(self) -> tuple[Finished, ...]:
+        """Ends the requests that have all their tokens. While nothing is in flight; `commit` does so by itself."""
+        ended = [(slot, reason) for slot in self._running if (reason := slot.end_reason()) is not None]
+        finished = tuple(self._end(slot, reason) for slot, reason in ended)
         self._running = [slot for slot in self._running if not slot.ended]
         return finished
 
