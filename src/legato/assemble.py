@@ -12,7 +12,7 @@ from legato.config import EngineConfig, format_size
 from legato.core.budget import StepBudget
 from legato.core.pacer import Pacer
 from legato.core.policy import POLICIES
-from legato.core.promise import decode_seconds, most_streams, price_of, prompt_seconds
+from legato.core.promise import USUAL_CONTEXT, decode_seconds, most_streams, price_of, prompt_seconds, usual_gap
 from legato.core.state import SchedulerState
 from legato.core.tenants import Tenants
 from legato.engine.loop import Engine
@@ -159,8 +159,6 @@ def open_text(config: EngineConfig, path: Path) -> ModelText:
     )
 
 
-# With no gap asked for: so many times a step of so many streams at such a context.
-_AUTO_STEPS, _AUTO_STREAMS, _AUTO_CONTEXT = 5, 16, 1024
 _CALIBRATION_S = 5.0
 
 
@@ -182,10 +180,8 @@ def _pacer(
         limit_s=_CALIBRATION_S,
         progress=lambda done, total: report("timing steps", done, total),
     )
-    streams = min(_AUTO_STREAMS, config.max_num_seqs)
-    context = min(_AUTO_CONTEXT, loaded.max_model_len - 1)
-    decode_s = decode_seconds(found.cost, streams, context)
-    itl_s = config.itl_ms / 1000 if config.itl_ms else _AUTO_STEPS * decode_s
+    context = min(USUAL_CONTEXT, loaded.max_model_len - 1)
+    itl_s = config.itl_ms / 1000 if config.itl_ms else usual_gap(found.cost, config.max_num_seqs, context)
     pacer = Pacer(
         CostTracker(found.cost, found.samples),
         itl_s=itl_s,
@@ -202,7 +198,7 @@ def _pacer(
 def _pace_of(pacer: Pacer, budget: StepBudget, max_model_len: int) -> dict[str, Any]:
     """What the server tells and foresees by: fields of `EngineInfo`."""
     cost = pacer.tracker.cost
-    tokens, context = min(1000, max_model_len - 1), min(_AUTO_CONTEXT, max_model_len - 1)
+    tokens, context = min(1000, max_model_len - 1), min(USUAL_CONTEXT, max_model_len - 1)
     return {
         "least_itl_s": decode_seconds(cost, 1, 0),
         "prefill_share": pacer.prefill_share,

@@ -51,8 +51,9 @@ def test_this_machine_is_planned_for_by_what_it_was_measured_to_take(monkeypatch
     class Measured:
         def __init__(self, model: str, **options: object) -> None:
             assert (model, options["itl_ms"]) == ("mine", 0)
-            pacer = SimpleNamespace(tracker=SimpleNamespace(cost=measured))
-            self.engine = SimpleNamespace(pacer=pacer, close=lambda: closed.append(model))
+            pacer = SimpleNamespace(tracker=SimpleNamespace(cost=measured, margin=1.2))
+            state = SimpleNamespace(total_blocks=2000, block_tokens=32, context=8192)
+            self.engine = SimpleNamespace(pacer=pacer, state=state, close=lambda: closed.append(model))
 
     monkeypatch.setattr("legato.llm.LLM", Measured)
     document = json.loads(run("--device", "this", "--model", "mine", "--itl-ms", "50", "--json").output)
@@ -73,6 +74,8 @@ def test_bad_input_says_what_there_is() -> None:
         (["--itl-ms", "3"], "streams alone take"),
         (["--chunk", "5", "--itl-ms", "9"], "give one of them"),
         (["--model", "llama-3.1-70b"], "not even the weights fit"),
+        (["--decodes", "900"], "beside the weights 4"),
+        (["--prompt", "140000"], "Llama 3.1 8B takes 131,072"),
         (["--svg", "x.svg"], "--mask"),
         (["--mask", "--prompt", "100000"], "cannot be drawn"),
     ):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -261,6 +261,29 @@ def loading_bar(*, quiet: bool = False) -> Iterator[ReportProgress]:
             bar.update(tasks[stage], completed=done, total=total)
 
         yield report
+
+
+@contextlib.contextmanager
+def counting_bar(what: str, total: int | None, *, quiet: bool = False) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr that counts, with the time that is left if `total` is known. Nothing if that is no terminal."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield lambda done: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.update(task, completed=done)
 
 
 def say(text: str) -> None:

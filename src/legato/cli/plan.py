@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from legato.cli import options
-from legato.config import DEFAULT_MODEL
+from legato.cli.machine import find_machine
 from legato.errors import ConfigError
 
 if TYPE_CHECKING:
-    from legato.core.cost import StepCost
-    from legato.core.shape import StepShape
-    from legato.sim.ideal import Parts
     from legato.sim.prompt import PromptPlan, PromptStep
 
-THIS = "this"
 _SHOWN = 20  # steps in the table, before the middle ones are left out
 _IDEAL = "Idealised devices"
 
@@ -77,18 +71,13 @@ def plan(
         raise ConfigError("--svg draws the mask: give --mask with it")
     if chunk is not None and itl_ms is not None:
         raise ConfigError("--chunk and --itl-ms both bound a step; give one of them")
-    from legato.sim import catalog
-    from legato.sim.ideal import Ideal
     from legato.sim.prompt import plan_prompt
 
-    if device.lower() == THIS:
-        named, cost, parts = _this(model or DEFAULT_MODEL, quiet=as_json)
-    else:
-        on, of = catalog.device(device), catalog.model(model or "llama-3.1-8b")
-        ideal = Ideal(of, on, weight_bits, kv_bits, fixed_ms / 1000, devices)
-        ideal.require_room(prompt + 1 + decodes * (context + 1))
-        named = {"model": of.name, "device": f"{devices} × {on.name}" if devices > 1 else on.name}
-        cost, parts = ideal.cost, ideal.parts
+    machine = find_machine(
+        device, model, weight_bits=weight_bits, kv_bits=kv_bits, fixed_ms=fixed_ms, devices=devices, quiet=as_json
+    )
+    machine.require_room(prompt + 1 + decodes * (context + 1), longest=max(prompt + 1, context + 1))
+    named, cost, parts = machine.named, machine.cost, machine.parts
     chunk = 512 if chunk is None and itl_ms is None else chunk
     sizes: dict[str, Any] = {"prompt": prompt, "decodes": decodes, "context": context}
     found = plan_prompt(cost, parts, **sizes, chunk=chunk, itl_s=None if itl_ms is None else itl_ms / 1000)
@@ -98,20 +87,6 @@ def plan(
         typer.echo(json.dumps({**asked, **_figures(found, whole), "steps": [_row(step) for step in found.steps]}))
         return
     _show(named, sizes, found, whole)
-
-
-def _this(model: str, *, quiet: bool) -> tuple[dict[str, str], StepCost, Callable[[StepShape], Parts]]:
-    from legato.llm import LLM
-    from legato.sim.ideal import parts_of
-
-    with options.loading_bar(quiet=quiet) as report:
-        llm = LLM(model, itl_ms=0, on_load=report)
-    try:
-        assert llm.engine.pacer is not None
-        cost = llm.engine.pacer.tracker.cost
-    finally:
-        llm.engine.close()
-    return {"model": model, "device": "this machine, measured"}, cost, functools.partial(parts_of, cost)
 
 
 def _figures(found: PromptPlan, whole: PromptPlan) -> dict[str, float | int]:

@@ -6,12 +6,21 @@ from legato.core.cost import StepCost
 from legato.core.shape import StepShape
 from legato.core.tenants import Price
 
-_ROWS, _DECODES, _FAR = 256, 16, 4096
+USUAL_CONTEXT = 1024
+_ROWS, _DECODES, _FAR, _GAP_STEPS = 256, 16, 4096, 5
 
 
 def decode_seconds(cost: StepCost, streams: int, context: int) -> float:
     """A step of `streams` decodes, each at position `context`."""
     return cost.predict(StepShape.of_decodes([context] * streams, cost.attention))
+
+
+def usual_gap(cost: StepCost, limit: int, most_context: int) -> float:
+    """The gap between tokens where nobody asks for one: five times a step of 16 streams at 1,024 positions each.
+
+    Of fewer streams or positions where there are no more.
+    """
+    return _GAP_STEPS * decode_seconds(cost, min(_DECODES, limit), min(USUAL_CONTEXT, most_context))
 
 
 def most_streams(cost: StepCost, step_s: float, limit: int, context: int) -> int:

@@ -90,16 +90,6 @@ class Ideal:
         """Tokens that fit beside the weights. 0 if these do not fit."""
         return max(0, int((self.devices * self.device.memory - self.weight_nbytes) / self.kv_nbytes))
 
-    def require_room(self, tokens: int) -> None:
-        """Raises ConfigError if so many tokens of KV do not fit beside the weights."""
-        room = self.kv_tokens
-        if tokens > room:
-            fits = f"beside the weights {room:,} fit" if room else "not even the weights fit"
-            raise ConfigError(
-                f"{self.devices} × {self.device.name} has no room for {tokens:,} tokens of KV: {fits};"
-                f" take more devices, fewer bits, or less context"
-            )
-
     def _read_s(self, rows: int) -> float:
         return self.model.parameters_read(rows) * self.weight_bits / 8 / (self.device.bandwidth * self.devices)
 

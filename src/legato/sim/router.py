@@ -25,12 +25,14 @@ def round_robin() -> Router:
 
 
 def least_loaded() -> Router:
-    """The fewest unfinished requests; of equals, the one whose turn it is."""
-    turns = count()
+    """The fewest unfinished requests; of equals, the next one after the last that was chosen."""
+    last = -1
 
     def route(arrival: Arrival, replicas: Sequence[Replica]) -> int:
-        first, n = next(turns), len(replicas)
-        return min(range(n), key=lambda i: (replicas[i].unfinished, (i - first) % n))
+        nonlocal last
+        n = len(replicas)
+        last = min(range(n), key=lambda i: (replicas[i].unfinished, (i - last - 1) % n))
+        return last
 
     return route
 

@@ -52,12 +52,13 @@ class Sketch:
         """The same of several, ascending. Cost: a sort of the bins."""
         found, keys, seen, at = [], sorted(self._bins), self._zeros, 0
         for share in shares:
-            wanted = share * (self.count - 1) + 1
+            wanted = int(share * (self.count - 1) + 0.5) + 1
             while seen < wanted and at < len(keys):
                 seen += self._bins[keys[at]]
                 at += 1
             middle = math.exp((keys[at - 1] - 0.5) * _STEP) if at else 0.0
-            found.append(min(max(middle, self.least), self.most) if self.count else 0.0)
+            within = self.most if share >= 1.0 else min(max(middle, self.least), self.most)
+            found.append(within if self.count else 0.0)
         return found
 
     def above(self, value: float) -> int:

@@ -46,6 +46,8 @@ def read_trace(path: Path, speed: float = 1.0) -> Iterator[Arrival]:
 
 def _arrivals(path: Path, lines: Iterator[str], speed: float) -> Iterator[Arrival]:
     first = next(lines, "")
+    if not first.strip():
+        raise _empty(path)
     parse, rows = _json_lines(first, lines) if first.lstrip().startswith("{") else _csv_rows(path, first, lines)
     begin_s, last_s = None, 0.0
     for number, row in rows:
@@ -66,7 +68,11 @@ def _arrivals(path: Path, lines: Iterator[str], speed: float) -> Iterator[Arriva
         at_s = (arrival.at_s - begin_s) / speed
         yield Arrival(at_s, arrival.prompt_tokens, arrival.output_tokens, arrival.shared, arrival.tenant)
     if begin_s is None:
-        raise ConfigError(f"trace {path} has no requests; a trace is {_LAYOUTS}")
+        raise _empty(path)
+
+
+def _empty(path: Path) -> ConfigError:
+    return ConfigError(f"trace {path} has no requests; a trace is {_LAYOUTS}")
 
 
 class _Bad(ValueError):
