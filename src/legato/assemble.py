@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,6 +97,29 @@ def build_engine(config: EngineConfig, path: Path, report: ReportProgress) -> tu
         notice=" · ".join(notice for notice in (swap_notice, archive_notice) if notice),
     )
     return engine, info
+
+
+def time_chunks(config: EngineConfig, path: Path, rows: Sequence[int], report: ReportProgress) -> dict[int, float]:
+    """Seconds of a step with one chunk of so many rows, for each of `rows`, measured. Raises as `build_engine`."""
+    from legato.exec.chunks import time_chunks as measure
+    from legato.exec.model import load_model
+
+    loaded = load_model(
+        path,
+        max_num_batched_tokens=max(rows),
+        max_num_seqs=1,
+        kv_tokens=max(rows) + config.block_tokens,
+        kv_dtype=config.kv_dtype,
+        block_tokens=config.block_tokens,
+        activations=config.activations,
+        quantize=config.quantize,
+        threads=config.threads,
+        max_model_len=None,
+        max_logit_rows=1,
+        swap_space_bytes=0,
+        progress=lambda done, total: report("loading", done, total),
+    )
+    return measure(loaded, rows, progress=lambda done, total: report("timing chunks", done, total))
 
 
 def engine_factory(config: EngineConfig, path: Path) -> EngineFactory:

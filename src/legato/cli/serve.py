@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from legato.cli import options
+from legato.cli.config_file import ConfigFile
 from legato.config import AUTO_ITL, DEFAULT_MODEL, EngineConfig, format_size, parse_size
 from legato.errors import ConfigError, EngineError
 
@@ -61,6 +62,7 @@ def serve(
     quantize: options.Quantize = None,
     threads: options.Threads = 0,
     chat_template: options.ChatTemplate = None,
+    config_file: ConfigFile = None,
 ) -> None:
     """Serve a model to OpenAI clients.
 
@@ -75,6 +77,8 @@ def serve(
     [bold]legato serve --policy fair --ttft-ms 2000 --shed[/bold] · tenants share; who would wait for longer gets a 429
 
     [bold]legato serve --max-num-batched-tokens 256[/bold] · a fixed budget in tokens, as vLLM has it
+
+    [bold]legato serve --config legato.toml[/bold] · as legato tune found it best
     """
     config = EngineConfig(
         model=model,

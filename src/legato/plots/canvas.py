@@ -67,10 +67,10 @@ def canvas(path: Path, columns: int, rows: int = 1, *, title: str, height: float
         figure.savefig(path, transparent=True, dpi=150, metadata=metadata)
 
 
-def logarithmic(axis: Axis) -> None:
-    """Ticks as plain numbers, at 1, 2 and 5 of each decade."""
+def logarithmic(axis: Axis, base: int = 10) -> None:
+    """Ticks as plain numbers: at 1, 2 and 5 of each decade, or at powers of two."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_locator(LogLocator(base=base, subs=(1.0, 2.0, 5.0) if base == 10 else (1.0,)))
     axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
     axis.set_minor_formatter(NullFormatter())
