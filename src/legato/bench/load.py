@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -36,6 +37,7 @@ class Prompts:
 
     def __init__(self, random: Random, vocab: range, scale: WordScale | None = None) -> None:
         self._random = random
+        self._seed = random.random()
         self._vocab = vocab
         self._scale = scale
 
@@ -44,6 +46,25 @@ class Prompts:
         if self._scale is None:
             return self._random.choices(self._vocab, k=tokens)
         return words(self._scale.words(tokens), self._random)
+
+    def composed(self, shared: Sequence[tuple[int, int]], tokens: int) -> str | list[int]:
+        """So many tokens that begin with texts of (number, tokens): the same number is the same text. Of words: about
+        so many, and where texts meet the tokens may differ.
+        """
+        if not shared:
+            return self.long(tokens)
+        if self._scale is not None:
+            parts = [words(self._scale.words(size), self._text(text)) for text, size in shared]
+            rest = tokens - sum(size for _, size in shared)
+            return " ".join([*parts, words(self._scale.words(rest), self._random)] if rest > 0 else parts)
+        ids: list[int] = []
+        for text, size in shared:
+            ids += self._text(text).choices(self._vocab, k=size)
+        return (ids + self._random.choices(self._vocab, k=max(tokens - len(ids), 0)))[:tokens]
+
+    def _text(self, number: int) -> Random:
+        """Draws a text: another one for other prompts, or a cache would know it from before."""
+        return Random(f"{self._seed}/{number}")
 
     def short(self) -> str:
         """One line that a model goes on with in words: token ids at random bring forth text that is not."""
