@@ -14,6 +14,7 @@ from legato.engine.worker import ReportProgress
 
 _ENGINE = "Engine"
 _PACE = "Pace"
+_TRACE = "Trace"
 
 Model = Annotated[
     str, typer.Argument(help="A GGUF file, a safetensors folder, a hub id (org/name) or an alias: legato pull --list")
@@ -215,6 +216,26 @@ KvCacheSize = Annotated[
         metavar="SIZE",
         show_default="10GiB",
         rich_help_panel=_ENGINE,
+    ),
+]
+TraceFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--trace",
+        help="Keep every step in this file, for legato explain. No text: counts, times and names of blocks.",
+        dir_okay=False,
+        metavar="FILE",
+        rich_help_panel=_TRACE,
+    ),
+]
+TraceSize = Annotated[
+    str | None,
+    typer.Option(
+        "--trace-size",
+        help="Size of that trace, at most; the newest steps are kept.",
+        metavar="SIZE",
+        show_default="64MiB",
+        rich_help_panel=_TRACE,
     ),
 ]
 Threads = Annotated[

@@ -263,9 +263,7 @@ class Engine:
         speeds = tracker.cost.scale, tracker.cost.memory_scale, tracker.margin
         return TracedStep(record, emitted, step.ahead, step.shape, predicted_s, step.budget_s, *speeds)
 
-    def _learn(
-        self, step: _Step, record: StepRecord, waited_since: list[tuple[float, bool]], *, failed: bool
-    ) -> None:
+    def _learn(self, step: _Step, record: StepRecord, waited_since: list[tuple[float, bool]], *, failed: bool) -> None:
         decodes, step_s = step.plan.decodes, record.step_s
         self._last = (step_s, max(step.plan.rows, 1))
         if self.pacer is None:
