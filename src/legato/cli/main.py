@@ -7,7 +7,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from legato.cli import bench, certify, chat, generate, plan, pull, serve, version
+from legato.cli import bench, certify, chat, explain, generate, plan, pull, serve, version
 from legato.errors import LegatoError
 
 EPILOG = """Start here:  [bold]legato serve[/bold]   then point any OpenAI client at http://127.0.0.1:8000/v1"""
@@ -42,6 +42,7 @@ app.command()(generate.generate)
 app.command()(pull.pull)
 app.command()(certify.certify)
 app.command()(plan.plan)
+app.command()(explain.explain)
 app.add_typer(bench.app, name="bench")
 app.command()(version.version)
 

@@ -11,6 +11,7 @@ import typer
 
 from legato.config import DEFAULT_MODEL
 from legato.engine.worker import ReportProgress
+from legato.errors import ConfigError
 
 _ENGINE = "Engine"
 _PACE = "Pace"
@@ -282,6 +283,12 @@ def loading_bar(*, quiet: bool = False) -> Iterator[ReportProgress]:
             bar.update(tasks[stage], completed=done, total=total)
 
         yield report
+
+
+def check_folder(path: Path | None) -> None:
+    """ConfigError if there is no folder to write that file in."""
+    if path is not None and not path.parent.is_dir():
+        raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}; make it first")
 
 
 def say(text: str) -> None:
