@@ -11,6 +11,7 @@ LegatoError
 │   ├── PromptTooLong     longer than the context or the whole KV pool
 │   └── UnknownField      an API field that is not honoured
 ├── EngineError           the engine process failed or is gone
+├── TraceError            a trace cannot be read, or does not hold what is asked of it
 └── BenchError            a measurement of a server says nothing
     ├── ServerUnreachable nothing answers there, or no OpenAI server
     ├── RunInvalid        the run does not show what it is meant to show; carries the reasons
@@ -68,6 +69,10 @@ class UnknownField(RequestError):
 
 class EngineError(LegatoError):
     """The engine process failed or is gone."""
+
+
+class TraceError(LegatoError):
+    """A trace cannot be read, or does not hold what is asked of it."""
 
 
 class BenchError(LegatoError):

@@ -100,7 +100,7 @@ def interference(
     seed = Random().randrange(2**31) if seed is None else seed
     target = _Target(url, model, parse_vocab(vocab), api_key)
     for path in (svg, html):
-        _check_folder(path)
+        options.check_folder(path)
     _measure(_interference(settings, target, seed, as_json=as_json, svg=svg, html=html))
 
 
@@ -398,8 +398,3 @@ def _measured_by() -> str:
     import legato
 
     return f"legato bench {legato.__version__}"
-
-
-def _check_folder(path: Path | None) -> None:
-    if path is not None and not path.parent.is_dir():
-        raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}; make it first")

@@ -11,9 +11,11 @@ import typer
 
 from legato.config import DEFAULT_MODEL
 from legato.engine.worker import ReportProgress
+from legato.errors import ConfigError
 
 _ENGINE = "Engine"
 _PACE = "Pace"
+_TRACE = "Trace"
 
 Model = Annotated[
     str, typer.Argument(help="A GGUF file, a safetensors folder, a hub id (org/name) or an alias: legato pull --list")
@@ -217,6 +219,26 @@ KvCacheSize = Annotated[
         rich_help_panel=_ENGINE,
     ),
 ]
+TraceFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--trace",
+        help="Keep every step in this file, for legato explain. No text: counts, times and names of blocks.",
+        dir_okay=False,
+        metavar="FILE",
+        rich_help_panel=_TRACE,
+    ),
+]
+TraceSize = Annotated[
+    str | None,
+    typer.Option(
+        "--trace-size",
+        help="Size of that trace, at most; the newest steps are kept.",
+        metavar="SIZE",
+        show_default="64MiB",
+        rich_help_panel=_TRACE,
+    ),
+]
 Threads = Annotated[
     int,
     typer.Option("--threads", help="Threads of the kernels.", show_default="one a core", rich_help_panel=_ENGINE),
@@ -284,6 +306,12 @@ def counting_bar(what: str, total: int | None, *, quiet: bool = False) -> Iterat
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.update(task, completed=done)
+
+
+def check_folder(path: Path | None) -> None:
+    """ConfigError if there is no folder to write that file in."""
+    if path is not None and not path.parent.is_dir():
+        raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}; make it first")
 
 
 def say(text: str) -> None:

@@ -63,6 +63,8 @@ def serve(
     threads: options.Threads = 0,
     chat_template: options.ChatTemplate = None,
     config_file: ConfigFile = None,
+    trace: options.TraceFile = None,
+    trace_size: options.TraceSize = None,
 ) -> None:
     """Serve a model to OpenAI clients.
 
@@ -79,6 +81,8 @@ def serve(
     [bold]legato serve --max-num-batched-tokens 256[/bold] · a fixed budget in tokens, as vLLM has it
 
     [bold]legato serve --config legato.toml[/bold] · as legato tune found it best
+
+    [bold]legato serve --trace steps.jsonl[/bold] · keeps every step; then legato explain steps.jsonl
     """
     config = EngineConfig(
         model=model,
@@ -110,11 +114,14 @@ def serve(
     if shed and ttft_ms is None:
         raise ConfigError("shed refuses what would be answered too late, and nothing says when that is; give ttft_ms")
     _check_tenants(config, tenant_header)
+    if trace_size is not None and trace is None:
+        raise ConfigError(f"trace_size is {trace_size}, and nothing is traced; name a file with trace")
+    kept = None if trace is None else _kept(trace, parse_size(trace_size or "64MiB"))
     from legato.server.run import listen
     from legato.server.terms import Admission
 
     with listen(host, port) as sock:
-        status = _run(_serve(config, Admission(shed, tenant_header), sock, host, served_model_name))
+        status = _run(_serve(config, Admission(shed, tenant_header), sock, host, served_model_name, kept))
     raise typer.Exit(status)
 
 
@@ -168,16 +175,33 @@ def _check_tenants(config: EngineConfig, header: str | None) -> None:
             )
 
 
-async def _serve(config: EngineConfig, admission: Admission, sock: socket.socket, host: str, name: str | None) -> int:
+def _kept(path: Path, limit_bytes: int) -> tuple[Path, int]:
+    """Where a trace is kept, and how much of it. ConfigError if it cannot be, before a model is loaded."""
+    from legato.explain.ring import require_room
+
+    require_room(path, limit_bytes)
+    return path, limit_bytes
+
+
+async def _serve(
+    config: EngineConfig,
+    admission: Admission,
+    sock: socket.socket,
+    host: str,
+    name: str | None,
+    kept: tuple[Path, int] | None,
+) -> int:
     """Loads, serves, stops. Exit status: 0 after Ctrl-C or SIGTERM, 130 if it came while loading."""
     from legato.assemble import engine_factory, open_text, resolve_model
     from legato.engine.service import EngineService
     from legato.server.app import build_app
+    from legato.server.recorder import TraceRecorder
     from legato.server.run import DRAIN_S, HttpServer, on_signals
 
     task = asyncio.current_task()
     assert task is not None
     service: EngineService | None = None
+    recorder: TraceRecorder | None = None
     try:
         with options.loading_bar() as report, on_signals(lambda: _cancel(task)):
             path = await asyncio.to_thread(
@@ -198,6 +222,9 @@ async def _serve(config: EngineConfig, admission: Admission, sock: socket.socket
         def cut() -> None:
             running.end_streams("the server is shutting down")
 
+        if kept is not None:
+            recorder = TraceRecorder(*kept, served.name, info, service.now_s, options.say)
+            service.record_to(recorder)
         server = HttpServer(build_app(service, served, admission=admission), sock, cut)
 
         def stop() -> None:
@@ -208,7 +235,8 @@ async def _serve(config: EngineConfig, admission: Admission, sock: socket.socket
             server.stop()
 
         with on_signals(stop):
-            _banner(config, info, served.name, _address(sock, host), order_of(info, admission))
+            traced = "" if kept is None else f"{kept[0]}, {format_size(kept[1])} at most · legato explain {kept[0]}"
+            _banner(config, info, served.name, _address(sock, host), order_of(info, admission), traced)
             watch = asyncio.create_task(_report_failure(service))
             await server.serve()
             watch.cancel()
@@ -222,6 +250,8 @@ async def _serve(config: EngineConfig, admission: Admission, sock: socket.socket
     finally:
         if service is not None:
             await service.stop()
+        if recorder is not None:
+            recorder.close()
 
 
 async def _report_failure(service: EngineService) -> None:
@@ -259,7 +289,7 @@ def order_of(info: EngineInfo, admission: Admission) -> str:
     return f"{order} · a first token within {1000 * info.ttft_s:,.0f} ms, {late}"
 
 
-def _banner(config: EngineConfig, info: EngineInfo, name: str, address: str, order: str) -> None:
+def _banner(config: EngineConfig, info: EngineInfo, name: str, address: str, order: str, traced: str) -> None:
     """Everything one needs to begin: address, model, budget, memory, and a line to paste."""
     from rich.console import Console
 
@@ -283,6 +313,7 @@ def _banner(config: EngineConfig, info: EngineInfo, name: str, address: str, ord
         ),
         ("memory", f"{format_size(info.peak_bytes)} at most: {parts}"),
         *([("cache", info.notice)] if info.notice else []),
+        *([("trace", traced)] if traced else []),
         ("also", "/v1/completions · /v1/models · /health · /metrics"),
     ]
     console.print(f"\n[bold]Legato {legato.__version__}[/] serves [bold cyan]{address}/v1[/]\n")

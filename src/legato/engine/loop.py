@@ -14,7 +14,7 @@ from legato.core.request import Finished, Request
 from legato.core.schedule import plan_step
 from legato.core.shape import StepShape
 from legato.core.state import SchedulerState
-from legato.core.trace import StepRecord, StepTrace
+from legato.core.trace import StepRecord, StepTrace, TracedStep, allowed_seconds
 from legato.engine.lane import Background, Inline
 from legato.engine.ports import AheadExecutor, Archive, Clock, Executor, Fetch
 from legato.errors import EngineError, RequestError
@@ -34,7 +34,8 @@ class StepEvents:
     `logprobs` is empty or as long as `token_ids`. A request's last token comes together with its `Finished`. `record`:
     the step's shape and duration; None if nothing was computed, and only aborted requests are reported. `cached`:
     (request, prompt tokens found in the prefix cache) of those that were admitted and found any. `prompt_logprobs`: the
-    next ones of each request whose prompt is scored; all have come when its first token comes.
+    next ones of each request whose prompt is scored; all have come when its first token comes. `traced`: if the engine
+    `traces`, the step with what was foreseen of it.
     """
 
     request_ids: tuple[int, ...]
@@ -44,17 +45,20 @@ class StepEvents:
     record: StepRecord | None
     cached: tuple[tuple[int, int], ...] = ()
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    traced: TracedStep | None = None
 
 
 @dataclass(slots=True)
 class _Step:
-    """A step that is applied. `begins_s`: when it did, or is expected to."""
+    """A step that is applied. `begins_s`: when it did, or is expected to. `budget_s`: known if the engine traces."""
 
     plan: StepPlan
     shape: StepShape | None
     cached: tuple[tuple[int, int], ...]
     plan_s: float
     begins_s: float
+    ahead: bool
+    budget_s: float | None
 
 
 class Engine:
@@ -81,6 +85,8 @@ class Engine:
         self.state = state
         self.budget = budget
         self.trace = StepTrace()
+        self.traces = False
+        """Whether `StepEvents.traced` is wanted."""
         self._executor = executor
         self._clock = clock
         self._aborted: list[Finished] = []
@@ -160,7 +166,9 @@ class Engine:
         emitted = state.emitted
         if self._archive is not None:
             self._archive_fresh(self._archive)
-        record = self._record(current, ended_s, waited_since, failed=any(end.reason == "error" for end in finished))
+        record = self._record(current, ended_s)
+        traced = self._traced(current, record, emitted.request_ids) if self.traces else None
+        self._learn(current, record, waited_since, failed=any(end.reason == "error" for end in finished))
         return StepEvents(
             emitted.request_ids,
             emitted.token_ids,
@@ -169,6 +177,7 @@ class Engine:
             record,
             current.cached,
             emitted.prompt_logprobs,
+            traced,
         )
 
     def close(self) -> None:
@@ -189,6 +198,7 @@ class Engine:
             return None
         if ahead and (plan.preempt or plan.decodes < sum(r.known - r.scheduled == 1 for r in state.running)):
             return None
+        budget_s = allowed_seconds(state.running, plan, budget) if self.traces else None
         state.apply(plan)
         cached = tuple((i, found) for i in plan.admit if (found := state.cached_prompt_tokens(i)))
         shape = (
@@ -198,7 +208,7 @@ class Engine:
                 plan, pacer.tracker.cost.attention, state.request, copied_blocks=len(state.moves(plan.step))
             )
         )
-        return _Step(plan, shape, cached, self._clock() - started_s, begins_s)
+        return _Step(plan, shape, cached, self._clock() - started_s, begins_s, ahead, budget_s)
 
     def _start(self, step: _Step) -> None:
         self._current = step
@@ -237,21 +247,30 @@ class Engine:
         except EngineError as error:
             return self.state.abort_steps(str(error))
 
-    def _record(
-        self, step: _Step, ended_s: float, waited_since: list[tuple[float, bool]], *, failed: bool
-    ) -> StepRecord:
-        """Keeps what the step took, and learns from it."""
+    def _record(self, step: _Step, ended_s: float) -> StepRecord:
+        """Keeps what the step took."""
         state, plan, step_s = self.state, step.plan, ended_s - step.begins_s
         counts = len(state.running), len(state.waiting), state.free_blocks
         record = StepRecord(plan, step.begins_s, step.plan_s, step_s, *counts)
         self.trace.append(record)
-        self._last = (step_s, max(plan.rows, 1))
-        if self.pacer is None:
-            self.pace.observe(record.prefill_rows, plan.decodes, step_s)
-        elif step.shape is not None and not failed:
-            self.pacer.count_late(waited_since, step.shape, plan.decodes, step_s, ended_s)
-            self.pacer.observe(step.shape, step_s, plan.decodes)
         return record
+
+    def _traced(self, step: _Step, record: StepRecord, emitted: tuple[int, ...]) -> TracedStep:
+        """The step with what is foreseen of it as long as nothing was learned from it."""
+        if self.pacer is None or step.shape is None:
+            return TracedStep(record, emitted, step.ahead)
+        tracker, predicted_s = self.pacer.tracker, self.pacer.predict(step.shape)
+        speeds = tracker.cost.scale, tracker.cost.memory_scale, tracker.margin
+        return TracedStep(record, emitted, step.ahead, step.shape, predicted_s, step.budget_s, *speeds)
+
+    def _learn(self, step: _Step, record: StepRecord, waited_since: list[tuple[float, bool]], *, failed: bool) -> None:
+        decodes, step_s = step.plan.decodes, record.step_s
+        self._last = (step_s, max(step.plan.rows, 1))
+        if self.pacer is None:
+            self.pace.observe(record.prefill_rows, decodes, step_s)
+        elif step.shape is not None and not failed:
+            self.pacer.count_late(waited_since, step.shape, decodes, step_s, record.started_s + step_s)
+            self.pacer.observe(step.shape, step_s, decodes)
 
     def _take_in_fetched(self, *, wait: bool) -> None:
         """Queues the requests whose fetch is done, with what it brought in host memory."""

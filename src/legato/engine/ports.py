@@ -1,12 +1,15 @@
-"""What the engine needs from the outside: something that computes steps, a clock, and perhaps an archive of blocks."""
+"""What the engine needs from the outside: an executor, a clock, perhaps an archive of blocks, perhaps a recorder."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from legato.core.plan import StepPlan, StepResult
+from legato.core.request import Request
+from legato.core.trace import TracedStep
 from legato.core.view import RowSource
+from legato.engine.terms import Terms
 
 
 class Executor(Protocol):
@@ -74,3 +77,19 @@ class Archive(Protocol):
 
     def close(self) -> None:
         """Writes what is queued, within seconds."""
+
+
+class Recorder(Protocol):
+    """Hears, in the server's process, of all that the question "why was this token late?" needs. Seconds: its clock."""
+
+    def begins(self, cost: dict[str, Any] | None) -> None:
+        """Steps are foreseen by `cost` (of `StepCost.to_dict`) from now on, or not at all. Comes before all else."""
+
+    def asked(self, request: Request, terms: Terms, tokenized_s: tuple[float, float] | None) -> None:
+        """A request was sent to the engine. `tokenized_s`: when its text was turned into tokens."""
+
+    def stepped(self, step: TracedStep, dispatched_s: float) -> None:
+        """A step was carried out, and its tokens handed to their streams then."""
+
+    def ended(self, request_id: int, reason: str, now_s: float) -> None:
+        """Nothing more comes of a request."""

@@ -19,6 +19,7 @@ from legato.core.request import Request, Sampling, StopRule
 from legato.engine.live import Live
 from legato.engine.metrics import EngineMetrics
 from legato.engine.outlook import Outlook
+from legato.engine.ports import Recorder
 from legato.engine.recall import Recall
 from legato.engine.stream import TokenEvent, TokenStream
 from legato.engine.terms import Terms
@@ -34,6 +35,8 @@ from legato.engine.wire import (
     StepDone,
     StepStats,
     ToEngine,
+    Trace,
+    Tracing,
     decode_from_engine,
     frame,
     submit_message,
@@ -81,6 +84,7 @@ class EngineService:
         self.metrics = EngineMetrics()
         self._outlook = Outlook()
         self._recall = Recall(0, 1)
+        self._recorder: Recorder | None = None
 
     @property
     def info(self) -> EngineInfo:
@@ -88,6 +92,10 @@ class EngineService:
         if self._ready is None or not self._ready.done() or self._ready.exception() is not None:
             raise errors.EngineError("the engine is not ready")
         return self._ready.result()
+
+    def now_s(self) -> float:
+        """The clock of arrivals and of tokens: on Linux the engine's too."""
+        return self._clock()
 
     @property
     def alive(self) -> bool:
@@ -129,6 +137,11 @@ class EngineService:
             await self.stop()
             raise
 
+    def record_to(self, recorder: Recorder) -> None:
+        """Has `recorder` told of all requests and steps from now on; called once, before the first request."""
+        self._recorder = recorder
+        self._send(Trace())
+
     def open_stream(self) -> TokenStream:
         """A place for the events of one client request."""
         return TokenStream(self.abort)
@@ -140,8 +153,12 @@ class EngineService:
         sampling: Sampling,
         stop: StopRule,
         terms: Terms = _ANY_TERMS,
+        tokenized_s: tuple[float, float] | None = None,
     ) -> int:
-        """Queues one sequence; its events arrive in `stream`. Returns its id. EngineError if the engine is gone."""
+        """Queues one sequence; its events arrive in `stream`. Returns its id. EngineError if the engine is gone.
+
+        `tokenized_s`: when its text was turned into tokens, for a trace.
+        """
         if self.failure is not None:
             raise self.failure
         arrival_s = self._clock()
@@ -158,6 +175,8 @@ class EngineService:
             tenant=terms.tenant,
         )
         self._send(submit_message(request))
+        if self._recorder is not None:
+            self._recorder.asked(request, terms, tokenized_s)
         missing_tokens = self._recall.send(prompt, terms.cache_salt)
         if sampling.prompt_logprobs is not None:
             missing_tokens = len(prompt)  # all its rows are wanted, cached or not
@@ -183,7 +202,7 @@ class EngineService:
         live = self._live.pop(request_id, None)
         if live is None:
             return
-        self._ended(live, reason, self._clock())
+        self._ended(request_id, live, reason, self._clock())
         if self.failure is None:
             self._send(Abort(request_id))
 
@@ -249,8 +268,11 @@ class EngineService:
         elif isinstance(message, Rejected):
             live = self._live.pop(message.request_id, None)
             if live is not None:
-                live.record_end(self.metrics, "error", self._clock())
+                self._ended(message.request_id, live, "error", self._clock())
                 live.stream.fail(errors.RequestError(message.message), message.request_id)
+        elif isinstance(message, Tracing):
+            if self._recorder is not None:
+                self._recorder.begins(message.cost)
         elif isinstance(message, Failed):
             self._reported = _error_of(message)
             self.detail = message.detail
@@ -263,6 +285,8 @@ class EngineService:
         self._outlook.heard(message.stats)
         if self._on_step is not None:
             self._on_step(message.stats)
+        if self._recorder is not None and message.traced is not None:
+            self._recorder.stepped(message.traced, now_s)
         for request_id, tokens in message.cached:
             if request_id in live_by_id:
                 live_by_id[request_id].stream.cached_tokens[request_id] = tokens
@@ -280,16 +304,18 @@ class EngineService:
             reason = finished.pop(request_id)[1] if request_id in finished else None
             if reason is not None:
                 del live_by_id[request_id]
-                self._ended(live, reason, now_s)
+                self._ended(request_id, live, reason, now_s)
             live.stream.push(TokenEvent(request_id, token_id, entry, reason))
         for request_id, reason, text in finished.values():
             live = live_by_id.pop(request_id, None)
             if live is not None:
-                self._ended(live, reason, now_s)
+                self._ended(request_id, live, reason, now_s)
                 live.stream.fail(errors.EngineError(text or f"the engine ended the request: {reason}"), request_id)
 
-    def _ended(self, live: Live, reason: str, now_s: float) -> None:
+    def _ended(self, request_id: int, live: Live, reason: str, now_s: float) -> None:
         live.record_end(self.metrics, reason, now_s)
+        if self._recorder is not None:
+            self._recorder.ended(request_id, reason, now_s)
         if live.has_begun:
             self._outlook.ended(now_s - live.first_token_s)
 
@@ -320,8 +346,8 @@ class EngineService:
             self._ready.set_exception(error)
             self._ready.exception()  # retrieved: a start that was cancelled leaves no warning
         live, self._live = self._live, {}
-        for entry in live.values():
-            entry.record_end(self.metrics, "error", self._clock())
+        for request_id, entry in live.items():
+            self._ended(request_id, entry, "error", self._clock())
             entry.stream.fail(self.failure)
 
 

@@ -10,11 +10,13 @@ import select
 import socket
 import struct
 from array import array
+from typing import Any
 
 import msgspec
 
 from legato.core.plan import TokenLogprobs
 from legato.core.request import Request, Sampling, StopRule
+from legato.core.trace import TracedStep
 from legato.errors import EngineError
 
 MAX_FRAME_BYTES = 1 << 30
@@ -165,6 +167,10 @@ class Shutdown(msgspec.Struct, array_like=True, tag=3):
     """End the engine process now."""
 
 
+class Trace(msgspec.Struct, array_like=True, tag=4):
+    """From now on, tell of each step what a trace keeps. The answer is `Tracing`."""
+
+
 class Progress(msgspec.Struct, array_like=True, tag=1):
     """How far start-up got, in bytes."""
 
@@ -200,7 +206,7 @@ class StepDone(msgspec.Struct, array_like=True, tag=5):
 
     `finished`: (request, reason, message) of those that ended; the message is empty but for the reason "error".
     `cached`: (request, prompt tokens found in the prefix cache) of those that were admitted and found any.
-    `prompt_logprobs`: (request, entries), the next ones of its prompt.
+    `prompt_logprobs`: (request, entries), the next ones of its prompt. `traced`: the step, for a trace.
     """
 
     request_ids: list[int]
@@ -210,10 +216,20 @@ class StepDone(msgspec.Struct, array_like=True, tag=5):
     stats: StepStats
     cached: list[tuple[int, int]] = []
     prompt_logprobs: list[tuple[int, list[LogprobEntry]]] = []
+    traced: TracedStep | None = None
 
 
-ToEngine = Submit | Abort | Shutdown
-FromEngine = Progress | Ready | Failed | Rejected | StepDone
+class Tracing(msgspec.Struct, array_like=True, tag=6):
+    """Steps after this one are traced. `cost`: by which they are foreseen, as `StepCost.to_dict`; None: they are not.
+
+    Comes again when the cost was fitted anew.
+    """
+
+    cost: dict[str, Any] | None
+
+
+ToEngine = Submit | Abort | Shutdown | Trace
+FromEngine = Progress | Ready | Failed | Rejected | StepDone | Tracing
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)

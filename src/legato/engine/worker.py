@@ -33,6 +33,8 @@ from legato.engine.wire import (
     StepDone,
     StepStats,
     Submit,
+    Trace,
+    Tracing,
     pack_logprobs,
     request_of,
 )
@@ -69,6 +71,9 @@ def serve_engine(port: EngineSocket, engine: Engine) -> None:
                     port.send(Rejected(message.request_id, type(error).__name__, str(error)))
             elif isinstance(message, Abort):
                 engine.abort(message.request_id)
+            elif isinstance(message, Trace):
+                engine.traces = True
+                port.send(_tracing(engine))
             elif isinstance(message, Shutdown):
                 is_over = True
 
@@ -79,8 +84,8 @@ def serve_engine(port: EngineSocket, engine: Engine) -> None:
     while True:
         if not engine.has_work and checked_step != engine.state.next_step and port.is_quiet(IDLE_S):
             engine.state.check()
-            if engine.pacer is not None:
-                engine.pacer.tracker.refit()
+            if engine.pacer is not None and engine.pacer.tracker.refit() and engine.traces:
+                port.send(_tracing(engine))
             checked_step = engine.state.next_step
         hear(wait=not engine.has_work)
         if is_over:
@@ -104,6 +109,7 @@ def serve_engine(port: EngineSocket, engine: Engine) -> None:
                 _stats(engine, events.record, gap_s),
                 list(events.cached),
                 [(p.request_id, [pack_logprobs(entry) for entry in p.entries]) for p in events.prompt_logprobs],
+                events.traced,
             )
         )
 
@@ -130,6 +136,10 @@ def _stats(engine: Engine, record: StepRecord | None, gap_s: float) -> StepStats
         pace=pace,
         pending_tokens=state.pending_tokens,
     )
+
+
+def _tracing(engine: Engine) -> Tracing:
+    return Tracing(None if engine.pacer is None else engine.pacer.tracker.cost.to_dict())
 
 
 def pace_stats(engine: Engine) -> PaceStats:

@@ -123,8 +123,10 @@ class CompletionEndpoint:
         terms = terms_of(body, scope, params, self._service.info, self._admission)
         context = self._service.info.context
         given = prompts_of(body)
+        since_s = self._service.now_s()
         prompts = [await self._model.prompt_tokens(prompt, context) for prompt in given]
-        generation = Generation(self._service, self._model, prompts, params, "prompt", terms)
+        tokenized_s = since_s, self._service.now_s()
+        generation = Generation(self._service, self._model, prompts, params, "prompt", terms, tokenized_s)
         self._admission.check(self._service, generation.first_token_seconds, terms)
         output = CompletionFormat(
             self._model,

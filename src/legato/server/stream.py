@@ -107,8 +107,12 @@ class Generation:
         params: SamplingParams,
         field: str,
         terms: Terms,
+        tokenized_s: tuple[float, float],
     ) -> None:
-        """Raises RequestError (PromptTooLong with both numbers) if a prompt cannot be served."""
+        """Raises RequestError (PromptTooLong with both numbers) if a prompt cannot be served.
+
+        `tokenized_s`: when their text was turned into tokens.
+        """
         count = len(prompts) * params.n
         if count > MAX_SEQUENCES:
             raise RequestError(f"{count} sequences in one request; at most {MAX_SEQUENCES} are allowed", field="n")
@@ -117,6 +121,7 @@ class Generation:
         self._prompts = prompts
         self._params = params
         self._terms = terms
+        self._tokenized_s = tokenized_s
         self._rooms = [model.room(prompt, params, service.info, field) for prompt in prompts]
 
     def first_token_seconds(self) -> float:
@@ -151,7 +156,7 @@ class Generation:
             for j in range(params.n):
                 # Of n sequences the first speaks of the prompt for all, but in a stream they do not wait for it.
                 sampling = params.sampling(j, seed=seed, score_prompt=stream or j == 0)
-                request_id = self._service.submit(tokens, prompt, sampling, rule, self._terms)
+                request_id = self._service.submit(tokens, prompt, sampling, rule, self._terms, self._tokenized_s)
                 text = TextStream(model.text.token_bytes, params.stop, params.min_tokens)
                 sequences[request_id] = Choice(i * params.n + j, text)
         return sequences
