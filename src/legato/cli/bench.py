@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from legato.bench.plot import Picture
     from legato.bench.record import Spread
 
-_clock = time.perf_counter
+clock = time.perf_counter
 
 Url = Annotated[str, typer.Option(help="The server; any that speaks OpenAI's API.")]
 Model = Annotated[str | None, typer.Option(help="The model's name there.", show_default="the first it lists")]
@@ -98,10 +98,10 @@ def interference(
         stream_tokens=stream_tokens,
     )
     seed = Random().randrange(2**31) if seed is None else seed
-    target = _Target(url, model, parse_vocab(vocab), api_key)
+    target = Target(url, model, parse_vocab(vocab), api_key)
     for path in (svg, html):
         options.check_folder(path)
-    _measure(_interference(settings, target, seed, as_json=as_json, svg=svg, html=html))
+    measure(_interference(settings, target, seed, as_json=as_json, svg=svg, html=html))
 
 
 @app.command()
@@ -152,10 +152,10 @@ def capacity(
         max_rate=max_rate,
         seed=seed,
     )
-    _measure(_capacity(plan, _Target(url, model, parse_vocab(vocab), api_key), as_json=as_json))
+    measure(_capacity(plan, Target(url, model, parse_vocab(vocab), api_key), as_json=as_json))
 
 
-def _measure(work: Coroutine[Any, Any, None]) -> None:
+def measure(work: Coroutine[Any, Any, None]) -> None:
     """Runs it without long collections: walking through our modules would take a core from a server that is here."""
     gc.collect()
     gc.freeze()
@@ -163,7 +163,7 @@ def _measure(work: Coroutine[Any, Any, None]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Target:
+class Target:
     """The server to measure."""
 
     url: str
@@ -177,14 +177,14 @@ class _Target:
         from legato.bench.dialect import learn_dialect
         from legato.bench.load import Prompts
 
-        client = Client(Address.of(self.url), _clock, api_key=self.api_key)
+        client = Client(Address.of(self.url), clock, api_key=self.api_key)
         await client.connect()
         dialect = await learn_dialect(client, self.model, self.vocab)
         return client, dialect, Prompts(random, self.vocab, None if dialect.takes_ids else dialect.words)
 
 
 async def _interference(
-    settings: Settings, target: _Target, seed: int, *, as_json: bool, svg: Path | None, html: Path | None
+    settings: Settings, target: Target, seed: int, *, as_json: bool, svg: Path | None, html: Path | None
 ) -> None:
     """Runs, judges, reports. Raises RunInvalid, after the JSON is out."""
     from legato.bench.dialect import Server
@@ -193,12 +193,12 @@ async def _interference(
     from legato.errors import RunInvalid
 
     client, dialect, prompts = await target.meet(Random(seed))
-    meter, found, reasons = Meter(_clock), None, []
+    meter, found, reasons = Meter(clock), None, []
     seconds = settings.warmup_s + settings.duration_s
     try:
         with _waiting(f"{settings.streams} streams, and a long prompt now and then: {seconds:g} s and some"):
             async with meter:
-                run = await interfere(Server(client, dialect), prompts, settings, _clock)
+                run = await interfere(Server(client, dialect), prompts, settings, clock)
         reasons = [*faults(run), *meter.faults(settings.budget_ms)]
     except RunInvalid as invalid:
         reasons = list(invalid.reasons)
@@ -217,7 +217,7 @@ async def _interference(
         raise RunInvalid(reasons)
 
 
-async def _capacity(plan: Plan, target: _Target, *, as_json: bool) -> None:
+async def _capacity(plan: Plan, target: Target, *, as_json: bool) -> None:
     """Probes, tells each, reports. Raises NoCapacity or RunInvalid, after the JSON is out."""
     from legato.bench.capacity import best_of, find_capacity
     from legato.bench.dialect import Server
@@ -227,9 +227,9 @@ async def _capacity(plan: Plan, target: _Target, *, as_json: bool) -> None:
     allow_many_connections()
     # Arrivals and lengths come from the seed; what prompts say never does, or a prefix cache would know it next time.
     client, dialect, prompts = await target.meet(Random())
-    meter, probes = Meter(_clock), []
+    meter, probes = Meter(clock), []
     async with meter:
-        async for probe in find_capacity(Server(client, dialect), prompts, plan, _clock):
+        async for probe in find_capacity(Server(client, dialect), prompts, plan, clock):
             probes.append(probe)
             typer.echo(_probe_line(probe))
     reasons = meter.faults(plan.limits.itl_ms)

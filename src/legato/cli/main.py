@@ -7,7 +7,21 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from legato.cli import bench, certify, chat, explain, generate, plan, pull, serve, simulate, tune, version
+from legato.cli import (
+    bench,
+    certify,
+    chat,
+    compare,
+    explain,
+    generate,
+    plan,
+    pull,
+    replay,
+    serve,
+    simulate,
+    tune,
+    version,
+)
 from legato.errors import LegatoError
 
 EPILOG = """Start here:  [bold]legato serve[/bold]   then point any OpenAI client at http://127.0.0.1:8000/v1"""
@@ -45,6 +59,8 @@ app.command()(plan.plan)
 app.command()(simulate.simulate)
 app.command()(tune.tune)
 app.command()(explain.explain)
+app.command()(replay.replay)
+bench.app.command()(compare.compare)
 app.add_typer(bench.app, name="bench")
 app.command()(version.version)
 

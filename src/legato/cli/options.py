@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Literal
@@ -306,6 +308,22 @@ def counting_bar(what: str, total: int | None, *, quiet: bool = False) -> Iterat
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.update(task, completed=done)
+
+
+@contextlib.contextmanager
+def on_interrupt(action: Callable[[], object]) -> Iterator[None]:
+    """Ctrl-C calls `action` inside, once; the second one interrupts as ever. In a running event loop."""
+    loop = asyncio.get_running_loop()
+
+    def act() -> None:
+        loop.remove_signal_handler(signal.SIGINT)
+        action()
+
+    loop.add_signal_handler(signal.SIGINT, act)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
 
 
 def check_folder(path: Path | None) -> None:

@@ -15,6 +15,7 @@ import typer
 from legato.cli import options
 from legato.cli.machine import Machine, find_machine, seconds, setup_of
 from legato.cli.simulated import show
+from legato.cli.traffic import arrivals_from
 from legato.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -234,10 +235,9 @@ def _traffic(
     """Arrivals, and what they are, for the report."""
     from legato.workload.arrivals import PrefixTree, Process, Traffic
     from legato.workload.lengths import Lengths
-    from legato.workload.trace import read_trace
 
     if trace is not None:
-        return read_trace(trace, speed), {"trace": str(trace), "speed": speed}
+        return arrivals_from(trace, speed), {"trace": str(trace), "speed": speed}
     on_s, off_s = _on_off(on_off)
     tree = None if prefix_tree is None else PrefixTree.of(prefix_tree, prefix_skew)
     prompt, output = Lengths.of(prompt_tokens, "--prompt-tokens"), Lengths.of(output_tokens, "--output-tokens")

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 
 def show(document: dict[str, Any]) -> None:
     """Prints what a simulation found."""
+    show_rows(_title(document), _rows(document))
+
+
+def show_rows(title: str, rows: Iterable[tuple[str, str]]) -> None:
+    """Prints labels and texts under each other."""
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True)
-    console.print(f"\n{_title(document)}\n")
-    for label, text in _rows(document):
+    console.print(f"\n{title}\n")
+    for label, text in rows:
         console.print(f"  [dim]{label:11}[/]{text}")
     console.print()
+
+
+def rows_of_times(document: dict[str, Any]) -> list[tuple[str, str]]:
+    """Of those that it has."""
+    kinds = (("TTFT", "ttft_ms"), ("ITL", "itl_ms"), ("TPOT", "tpot_ms"), ("E2E", "e2e_ms"))
+    return [(label, _spread(document[name])) for label, name in kinds if document[name] is not None]
 
 
 def _title(document: dict[str, Any]) -> str:
@@ -38,9 +50,7 @@ def _rows(document: dict[str, Any]) -> list[tuple[str, str]]:
         ),
     ]
     rows += [(kind, f"{times:,} ×") for kind, times in requests["refusals"].items()]
-    for label, name in (("TTFT", "ttft_ms"), ("ITL", "itl_ms"), ("TPOT", "tpot_ms"), ("E2E", "e2e_ms")):
-        if document[name] is not None:
-            rows.append((label, _spread(document[name])))
+    rows += rows_of_times(document)
     if (goodput := document["goodput"]) is not None:
         wanted = ", ".join(f"{k.removesuffix('_ms').upper()} ≤ {v:g} ms" for k, v in goodput["objectives"].items())
         share = f"[bold]{goodput['requests_per_s']:,.3g} requests/s[/] ({100 * goodput['share']:.1f} %) with {wanted}"

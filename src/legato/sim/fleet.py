@@ -35,7 +35,7 @@ class Setup:
 
     `itl_s` None: steps are bounded by their tokens alone. `margin`: what is planned with takes so many times what steps
     take, as an engine has learned it. `ttft_s`: when a first token is wanted of every request. `noise`: ratios of what
-    steps took to what was predicted, of which each step draws one; none: exactly that.
+    steps took to what was predicted, of decodes alone and of those with prompts: each draws one; none: exactly that.
     """
 
     cost: StepCost
@@ -53,7 +53,7 @@ class Setup:
     chunk_tokens: int | None = None
     partial_prefills: int | None = None
     prefix_caching: bool = True
-    noise: tuple[float, ...] = ()
+    noise: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
 
     def replica(
         self,
@@ -80,9 +80,8 @@ class Setup:
                     1 << 10,
                 )
         draw = None
-        if self.noise:
-            ratios, random = self.noise, Random(seed)
-            draw = lambda: random.choice(ratios)  # noqa: E731
+        if all(self.noise):
+            draw = _noise(self.noise, Random(seed))
         return Replica(
             self.state(), self.budget, self.cost, witness, pacer=pacer, learns=learns, noise=draw, planned=planned,
             leaps=leaps,
@@ -164,6 +163,11 @@ def request_of(
     prompt = prompt + (2 * request_id + 1,) * own if own >= 0 else prompt[: arrival.prompt_tokens]
     due_s = math.inf if ttft_s is None else arrival.at_s + ttft_s
     return Request(request_id, prompt, stop=stop, arrival_s=arrival.at_s, due_s=due_s, tenant=arrival.tenant)
+
+
+def _noise(ratios: Sequence[Sequence[float]], random: Random) -> Callable[[StepShape], float]:
+    decodes, prompts = ratios
+    return lambda shape: random.choice(prompts if shape.rows > shape.sequences else decodes)
 
 
 def bounded(arrivals: Iterable[Arrival], requests: int | None, duration_s: float | None) -> Iterator[Arrival]:

@@ -54,7 +54,7 @@ class Replica:
         *,
         pacer: Pacer | None = None,
         learns: bool = False,
-        noise: Callable[[], float] | None = None,
+        noise: Callable[[StepShape], float] | None = None,
         planned: Callable[[StepPlan], None] | None = None,
         leaps: bool = True,
     ) -> None:
@@ -164,4 +164,4 @@ class Replica:
 
     def _seconds(self, shape: StepShape) -> float:
         seconds = self._truth.predict(shape)
-        return seconds if self._noise is None else seconds * self._noise()
+        return seconds if self._noise is None else seconds * self._noise(shape)
