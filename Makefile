@@ -8,7 +8,7 @@ NATIVE := CMakeLists.txt $(wildcard native/*) $(wildcard native/isa/*)
 CXX_FILES := $(wildcard native/*.[ch]pp) $(wildcard native/isa/*.[ch]pp)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q
 
-.PHONY: help serve test test-slow test-parity check format bench clean
+.PHONY: help serve test test-slow test-parity check format bench figures clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -57,6 +57,9 @@ format: $(VENV)/.dev ## format everything
 
 bench: $(VENV)/.dev ## kernels and engine on this machine; with peers: benchmarks/README.md
 	$(BIN)/python benchmarks/run.py
+
+figures: $(VENV)/.dev ## draw the figures of the documents from docs/data
+	$(BIN)/python docs/figures.py
 
 clean: ## remove the environment and the build
 	rm -rf $(VENV) build

@@ -1,7 +1,7 @@
 """Does the gap between tokens hold while a prompt grows, and while somebody takes a core? On the real engine, drawn.
 
-    python benchmarks/pace.py drift [--itl-ms 200] [--streams 4] [--prompt-tokens 8000] [--svg FILE]
-    python benchmarks/pace.py change [--itl-ms 200] [--streams 4] [--seconds 30] [--svg FILE]
+    python benchmarks/pace.py drift [--itl-ms 200] [--streams 4] [--prompt-tokens 8000] [--data FILE]
+    python benchmarks/pace.py change [--itl-ms 200] [--streams 4] [--seconds 30] [--data FILE]
 
 drift   one long prompt beside running streams, with steps of 512 tokens and with a gap to keep: how long each step of
         the prompt takes. Flat is a coefficient of variation of 0.1 at most.
@@ -9,7 +9,8 @@ change  prompts of 4,000 tokens one after the other; after `--seconds` another p
         and then is gone. Prints after how many steps the median of five is within 5 % of the gap again, and after how
         many, once it is gone, chunks are as large as before.
 
-In this process, without a server. `steal` is the share of the machine's time that went elsewhere.
+`--data` keeps every step, for `make figures`. In this process, without a server.
+`steal` is the share of the machine's time that went elsewhere.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.panels import Panel, Series, draw
 
@@ -109,21 +111,8 @@ def drift(options: argparse.Namespace) -> dict[str, object]:
         runs[name] = Bench(llm, options.streams).run(options.prompt_tokens)
         llm.engine.close()
     fixed, kept = (steps[1:-1] for steps in runs.values())
-    if options.svg:
-        panels = [
-            Panel(
-                f"Seconds of each step: {name}",
-                "ms",
-                [Series("", [s.position for s in steps[1:-1]], [1000 * s.seconds for s in steps[1:-1]])],
-                options.itl_ms if n else None,
-            )
-            for n, (name, steps) in enumerate(runs.items())
-        ]
-        panels.append(
-            Panel("Tokens of each chunk", "", [Series("", [s.position for s in kept], [float(s.rows) for s in kept])])
-        )
-        title = f"A prompt of {options.prompt_tokens:,} tokens beside {options.streams} streams"
-        options.svg.write_text(draw(title, panels, "tokens before"))
+    if options.data:
+        _keep(options, {name: steps[1:-1] for name, steps in runs.items()})
     return {
         "fixed_first_ms": round(1000 * fixed[0].seconds),
         "fixed_last_ms": round(1000 * fixed[-1].seconds),
@@ -157,15 +146,8 @@ def change(options: argparse.Namespace) -> dict[str, object]:
     itl_s = options.itl_ms / 1000
     # Rows are compared at like depths: late chunks are smaller.
     usual = _rows_a_second(before)
-    if options.svg:
-        steps = [*before, *during, *after]
-        at_s, band = [s.at_s for s in steps], [(begun_s, ended_s)]
-        panels = [
-            Panel("Milliseconds of each step", "ms", [Series("", at_s, [1e3 * s.seconds for s in steps])],
-                  options.itl_ms, band),
-            Panel("Tokens of each chunk", "", [Series("", at_s, [float(s.rows) for s in steps])], None, band),
-        ]  # fmt: skip
-        options.svg.write_text(draw(f"A core is taken for {options.seconds:g} s", panels, "s"))
+    if options.data:
+        _keep(options, {"steps": [*before, *during, *after]}, taken_s=[begun_s, ended_s])
     return {
         "before": _figures(before, itl_s),
         "during": _figures(during, itl_s),
@@ -173,6 +155,40 @@ def change(options: argparse.Namespace) -> dict[str, object]:
         "steps_to_adapt": _first(during, lambda window: statistics.median(s.seconds for s in window) <= 1.05 * itl_s),
         "steps_to_recover": _first(after, lambda window: _rows_a_second(window) >= 0.9 * usual),
     }
+
+
+def _keep(options: argparse.Namespace, runs: dict[str, list[Step]], **more: object) -> None:
+    """Columns of each run's steps: seconds from the start, milliseconds, rows, position."""
+    columns = {
+        name: [[round(s.at_s, 3), round(1000 * s.seconds, 2), s.rows, s.position] for s in steps]
+        for name, steps in runs.items()
+    }
+    settings = {name: getattr(options, name) for name in ("itl_ms", "streams", "prompt_tokens", "seconds")}
+    options.data.write_text(json.dumps({**settings, **more, "runs": columns}) + "\n")
+
+
+def draw_drift(data: dict[str, Any]) -> str:
+    """Of what `drift --data` kept: an SVG."""
+    runs = {name: list(zip(*steps, strict=True)) for name, steps in data["runs"].items()}
+    panels = [
+        Panel(f"Milliseconds of each step: {name}", "ms", [Series("", run[3], run[1])], data["itl_ms"] if n else None)
+        for n, (name, run) in enumerate(runs.items())
+    ]
+    kept = list(runs.values())[-1]
+    panels.append(Panel("Tokens of each chunk", "", [Series("", kept[3], kept[2])]))
+    title = f"A prompt of {data['prompt_tokens']:,} tokens beside {data['streams']} streams"
+    return draw(title, panels, "tokens before")
+
+
+def draw_change(data: dict[str, Any]) -> str:
+    """Of what `change --data` kept: an SVG."""
+    at_s, ms, rows, _ = zip(*data["runs"]["steps"], strict=True)
+    band = [tuple(data["taken_s"])]
+    panels = [
+        Panel("Milliseconds of each step", "ms", [Series("", at_s, ms)], data["itl_ms"], band),
+        Panel("Tokens of each chunk", "", [Series("", at_s, rows)], None, band),
+    ]
+    return draw(f"A core is taken for {data['seconds']:g} s", panels, "s")
 
 
 def _figures(steps: Sequence[Step], itl_s: float) -> dict[str, float]:
@@ -204,7 +220,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--prompt-tokens", type=int, help="default: 8000 for drift, 4000 for change")
     parser.add_argument("--seconds", type=float, default=30.0, help="of each of the three parts of change")
-    parser.add_argument("--svg", type=Path)
+    parser.add_argument("--data", type=Path)
     options = parser.parse_args()
     if options.prompt_tokens is None:
         options.prompt_tokens = 8000 if options.experiment == "drift" else 4000
