@@ -7,10 +7,10 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from legato.cli import bench, certify, chat, generate, plan, pull, serve, version
+from legato.cli import bench, certify, chat, demo, generate, plan, pull, serve, version
 from legato.errors import LegatoError
 
-EPILOG = """Start here:  [bold]legato serve[/bold]   then point any OpenAI client at http://127.0.0.1:8000/v1"""
+EPILOG = """Start here:  [bold]legato demo[/bold], a minute · [bold]legato serve[/bold], then point any OpenAI client at http://127.0.0.1:8000/v1"""
 
 
 class _Legato(TyperGroup):
@@ -36,6 +36,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command()(demo.demo)
 app.command()(serve.serve)
 app.command()(chat.chat)
 app.command()(generate.generate)

@@ -87,9 +87,7 @@ def _panel(demo: Demo, run: Run, scale: Scale, span_s: float, place: int) -> lis
     ]
     if run.sent_s is not None:
         begin, end = _x(run.sent_s, span_s), _x(run.now_s if run.first_s is None else run.first_s, span_s)
-        parts.append(
-            f'<rect x="{begin:.1f}" y="{top}" width="{end - begin:.1f}" height="{_PANEL}" class="prompt"/>'
-        )
+        parts.append(f'<rect x="{begin:.1f}" y="{top}" width="{end - begin:.1f}" height="{_PANEL}" class="prompt"/>')
     for tick in scale.ticks():
         parts.append(f'<path d="M{_LEFT} {y(tick):.1f}H{WIDTH - _RIGHT}" class="grid"/>')
         parts.append(f'<text x="{_LEFT - 8}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick_name(tick)}</text>')

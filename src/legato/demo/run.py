@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -114,26 +115,29 @@ def seconds_of(method: Method, setup: Setup, cost: StepCost) -> float:
     return prompt_seconds(cost, itl_s, tokens, setup.prompt_tokens, setup.streams, STREAM_PROMPT)
 
 
-def fitting_setup(setup: Setup, cost: StepCost, *, most_tokens: int, one_pass_s: float, all_s: float) -> Setup:
+def fitting_setup(
+    setup: Setup, cost: StepCost, *, most_tokens: int, one_pass_s: float, all_s: float, keeps_step: bool = False
+) -> Setup:
     """`setup` with the longest prompt, in hundreds of tokens, of which one pass and all three runs take so long.
 
     At most `most_tokens`, at least a hundred, or `most_tokens` if that is less. The fixed budget is a quarter of it at
-    most, or the second run would be the first one again.
+    most, or the second run would be the first one again; unless it `keeps_step`.
     """
+    with_prompt = functools.partial(_with_prompt, setup, keeps_step=keeps_step)
     low, high = 1, max(most_tokens // 100, 1)
     while low < high:
         middle = (low + high + 1) // 2
-        tried = _with_prompt(setup, 100 * middle)
+        tried = with_prompt(100 * middle)
         taken_s = {method: seconds_of(method, tried, cost) for method in METHODS}
         if taken_s["one pass"] <= one_pass_s and sum(taken_s.values()) <= all_s:
             low = middle
         else:
             high = middle - 1
-    return _with_prompt(setup, min(100 * low, most_tokens))
+    return with_prompt(min(100 * low, most_tokens))
 
 
-def _with_prompt(setup: Setup, tokens: int) -> Setup:
-    step_tokens = min(setup.step_tokens, max(tokens // 4, setup.streams + 1))
+def _with_prompt(setup: Setup, tokens: int, *, keeps_step: bool) -> Setup:
+    step_tokens = setup.step_tokens if keeps_step else min(setup.step_tokens, max(tokens // 4, setup.streams + 1))
     return dataclasses.replace(setup, prompt_tokens=tokens, step_tokens=step_tokens)
 
 
