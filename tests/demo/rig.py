@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from random import Random
 
 from tests.fakes import VOCAB, FakeExecutor
@@ -14,7 +15,7 @@ from legato.core.policy import SLO
 from legato.core.shape import Attention, StepShape
 from legato.core.state import SchedulerState
 from legato.core.tracker import CostTracker
-from legato.demo.run import Run, Setup, Watch, record
+from legato.demo.run import Run, Setup, record
 from legato.engine.loop import Engine
 
 MACHINE = StepCost(Attention(), rows=Curve((1,), (0.004,), 0.001))
@@ -48,12 +49,13 @@ def engine_of(*, itl_ms: float = 30.5, most_tokens: int = 1024, steps_left: int 
     return Engine(state, executor, StepBudget(most_tokens, 64), executor, pacer=pacer), executor
 
 
-def recorded(setup: Setup = SETUP, watch: Watch | None = None, steps_left: int | None = None) -> list[Run]:
+@cache
+def recorded(setup: Setup = SETUP, steps_left: int | None = None) -> list[Run]:
     """The three runs, or what came of them before the interrupt."""
     engine, clock = engine_of(itl_ms=setup.itl_ms, steps_left=steps_left)
     runs: list[Run] = []
     try:
-        record(engine, setup, VOCAB, clock, Random(1), watch or (lambda run: None), into=runs)
+        record(engine, setup, VOCAB, clock, Random(1), lambda run: None, into=runs)
     except KeyboardInterrupt:
         assert steps_left is not None
     return runs

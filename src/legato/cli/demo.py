@@ -99,8 +99,8 @@ def demo(
 ) -> None:
     """See a stream stall, and not: one minute, this machine.
 
-    Some streams decode, and a long prompt comes: read in one step, as without chunked prefill; in steps of a fixed
-    number of tokens; in steps that keep a gap in milliseconds. The same engine each time, and every token's time.
+    Streams decode, and a long prompt comes. It is read three times: in one step, as without chunked prefill; in steps
+    of a fixed number of tokens; in steps that keep a gap in milliseconds.
 
     Ctrl-C ends it and shows what was measured until then.
 
@@ -156,7 +156,7 @@ def demo(
 def _measure(model: str, asked: dict[str, Any], command: str, *, draws: bool, quiet: bool) -> Demo:
     """What came of the three runs, or of those before an interrupt."""
     import legato
-    from legato.bench.machine import cpu_name
+    from legato.bench.machine import cpu_name, cpu_times, steal_between
     from legato.demo.document import Demo
     from legato.demo.run import record
     from legato.llm import LLM
@@ -174,20 +174,31 @@ def _measure(model: str, asked: dict[str, Any], command: str, *, draws: bool, qu
             enable_prefix_caching=False,
             on_load=report,
         )
-    setup = _setup(llm, streams, prompt_tokens, asked["--max-num-batched-tokens"])
-    # A measurement of seconds is none of a collection of what the libraries left.
-    gc.collect()
-    gc.freeze()
     runs: list[Run] = []
-    try:
-        with _watching(_title(options.short_name(model), setup), setup, runs, llm, draws, quiet) as watch:
-            record(llm.engine, setup, llm.text.vocab, _clock, Random(), watch, into=runs)
-    except KeyboardInterrupt:
-        if not any(run.answers and run.now_s for run in runs):
-            raise
-    cores = llm.info.threads or os.cpu_count() or 1
-    stamped = (time.strftime("%Y-%m-%d"), legato.__version__, command)
-    return Demo(options.short_name(model), cpu_name(), cores, *stamped, setup, tuple(runs))
+    with contextlib.closing(llm):
+        setup = _setup(llm, streams, prompt_tokens, asked["--max-num-batched-tokens"])
+        # A measurement of seconds is none of a collection of what the libraries left.
+        gc.collect()
+        gc.freeze()
+        before = cpu_times()
+        try:
+            with _watching(_title(options.short_name(model), setup), setup, runs, llm, draws, quiet) as watch:
+                record(llm.engine, setup, llm.text.vocab, _clock, Random(), watch, into=runs)
+        except KeyboardInterrupt:
+            if not any(run.now_s for run in runs):
+                raise
+        steal_share = steal_between(before, cpu_times())
+    return Demo(
+        model=options.short_name(model),
+        machine=cpu_name(),
+        cores=llm.info.threads or os.cpu_count() or 1,
+        steal_share=None if steal_share is None else round(steal_share, 4),
+        date=time.strftime("%Y-%m-%d"),
+        legato=legato.__version__,
+        command=command,
+        setup=setup,
+        runs=tuple(runs),
+    )
 
 
 def _setup(llm: LLM, streams: int, prompt_tokens: int | None, step_tokens: int | None) -> Setup:
@@ -265,17 +276,17 @@ def _print_table(found: Demo) -> None:
     from legato.demo.table import COLUMNS, rows_of
 
     console = _console()
-    table = Table(box=None, pad_edge=False, padding=(0, 2), header_style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
     table.add_column("", no_wrap=True)
     for column in COLUMNS:
         table.add_column(column, justify="right", no_wrap=True)
     for name, means, cells in rows_of(found):
-        table.add_row(name if console.width < 100 else f"{name} [dim]{means}[/dim]", *cells)
+        table.add_row(name if console.width < 104 else f"{name} [dim]{means}[/dim]", *cells)
     console.print()
     console.print(table)
     console.print(f"\n{sum_up(found.setup, found.runs)}", highlight=False)
-    if not found.is_complete:
-        console.print("Interrupted: this is what was measured until then.", highlight=False)
+    for remark in found.remarks:
+        console.print(remark, highlight=False)
 
 
 def _console() -> Console:

@@ -10,7 +10,9 @@ from typer.core import TyperGroup
 from legato.cli import bench, certify, chat, demo, generate, plan, pull, serve, version
 from legato.errors import LegatoError
 
-EPILOG = """Start here:  [bold]legato demo[/bold], a minute · [bold]legato serve[/bold], then point any OpenAI client at http://127.0.0.1:8000/v1"""
+EPILOG = """Start here:  [bold]legato serve[/bold]   then point any OpenAI client at http://127.0.0.1:8000/v1
+
+What it is about, in a minute:  [bold]legato demo[/bold]"""
 
 
 class _Legato(TyperGroup):

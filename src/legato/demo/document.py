@@ -10,18 +10,20 @@ from legato.demo.figures import figures_of, sum_up
 from legato.demo.run import METHODS, Run, Setup
 
 VERSION = 1
+_MUCH_STEAL = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Demo:
     """`machine`: its processor; `cores`: that the kernels used. `command`: what gave it. `runs`: as far as they came.
 
-    `is_complete`: whether all three came to their end.
+    `steal_share`: of the machine's time, what the hypervisor gave to others; None where the system does not tell.
     """
 
     model: str
     machine: str
     cores: int
+    steal_share: float | None
     date: str
     legato: str
     command: str
@@ -30,11 +32,24 @@ class Demo:
 
     @property
     def is_complete(self) -> bool:
+        """Whether all three runs came to their end."""
         return [run.method for run in self.runs if run.first_s is not None] == list(METHODS)
+
+    @property
+    def remarks(self) -> list[str]:
+        """What one has to know of how it was measured."""
+        found = []
+        if not self.is_complete:
+            found.append("Interrupted: this is what was measured until then.")
+        if (self.steal_share or 0.0) > _MUCH_STEAL:
+            found.append(
+                f"Others had {100 * (self.steal_share or 0.0):.0f} % of this machine meanwhile: gaps are longer by it."
+            )
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON; stamps to a tenth of a millisecond. `from_dict` reads it, and leaves the figures aside."""
-        named = ("model", "machine", "cores", "date", "legato", "command")
+        named = ("model", "machine", "cores", "steal_share", "date", "legato", "command")
         return {
             "demo": VERSION,
             **{name: getattr(self, name) for name in named},
@@ -50,11 +65,15 @@ class Demo:
         if data["demo"] != VERSION:
             raise ValueError(f"it is of version {data['demo']}; this one reads {VERSION}")
         return cls(
-            *(str(data[name]) for name in ("model", "machine")),
-            int(data["cores"]),
-            *(str(data[name]) for name in ("date", "legato", "command")),
-            Setup(**data["setup"]),
-            tuple(_run_of(run) for run in data["runs"]),
+            model=str(data["model"]),
+            machine=str(data["machine"]),
+            cores=int(data["cores"]),
+            steal_share=None if data["steal_share"] is None else float(data["steal_share"]),
+            date=str(data["date"]),
+            legato=str(data["legato"]),
+            command=str(data["command"]),
+            setup=Setup(**data["setup"]),
+            runs=tuple(_run_of(run) for run in data["runs"]),
         )
 
 
@@ -75,13 +94,11 @@ def _run_of(data: dict[str, Any]) -> Run:
     if data["method"] not in METHODS:
         raise ValueError(f"there is no method {data['method']!r}")
     answers = [[float(at_s) for at_s in answer] for answer in data["token_s"]]
-    sent_s, first_s = (None if data[key] is None else float(data[key]) for key in ("prompt_sent_s", _FIRST))
-    return Run(
-        data["method"], answers, sent_s, first_s, float(data["end_s"]), data["prompt_steps"], data["cached_tokens"]
+    sent_s, first_s = (
+        None if data[name] is None else float(data[name]) for name in ("prompt_sent_s", "prompt_first_token_s")
     )
-
-
-_FIRST = "prompt_first_token_s"
+    counts = int(data["prompt_steps"]), int(data["cached_tokens"])
+    return Run(data["method"], answers, sent_s, first_s, float(data["end_s"]), *counts)
 
 
 def _stamp(at_s: float | None) -> float | None:

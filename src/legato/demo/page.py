@@ -33,16 +33,14 @@ def draw_html(demo: Demo) -> str:
         for name, means, cells in rows_of(demo)
     )
     cores = "a core" if demo.cores == 1 else f"{demo.cores} cores"
-    note = (
-        f"{demo.machine}, {cores} · {demo.model}, {readers(demo)} · {demo.date} · legato {demo.legato}"
-        f"{'' if demo.is_complete else ' · interrupted: not all of it was measured'}"
-    )
+    note = f"{demo.machine}, {cores} · {demo.model}, {readers(demo)} · {demo.date} · legato {demo.legato}"
+    remarks = "".join(f"<p><strong>{escape(remark)}</strong></p>" for remark in demo.remarks)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f"<title>Legato: {escape(demo.model)}</title><style>{_STYLE}</style></head><body>\n"
         f"<h1>{escape(sum_up(demo.setup, demo.runs))}</h1>\n{draw_svg(demo)}"
         f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>\n"
-        f'<p>{_HOW}</p><p class="dim">{escape(note)}</p>'
+        f'{remarks}<p>{_HOW}</p><p class="dim">{escape(note)}</p>'
         f'<p class="dim">Made by <code>{escape(demo.command)}</code></p></body></html>\n'
     )

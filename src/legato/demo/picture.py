@@ -116,10 +116,9 @@ def _outline(waits: Iterable[_Wait], span_s: float, bottom: float, y: Callable[[
 
 def _seconds(span_s: float, height: int) -> list[str]:
     step_s = seconds_between_ticks(span_s, 10)
-    return [
-        f'<text x="{_x(k * step_s, span_s):.1f}" y="{height - _BOTTOM + 18}" text-anchor="middle">{k * step_s:g} s</text>'
-        for k in range(int(span_s / step_s + 1e-9) + 1)
-    ]
+    moments_s = [k * step_s for k in range(int(span_s / step_s + 1e-9) + 1)]
+    place = f'y="{height - _BOTTOM + 18}" text-anchor="middle"'
+    return [f'<text x="{_x(at_s, span_s):.1f}" {place}>{at_s:g} s</text>' for at_s in moments_s]
 
 
 def _x(at_s: float, span_s: float) -> float:

@@ -57,8 +57,8 @@ class Setup:
 class Run:
     """What came of one method, so far. Seconds since all streams have a token; what watching took is not in them.
 
-    `answers`: of each answer of a stream, when its tokens came. `sent_s`, `first_s`: when the prompt came, and its first
-    token; None before that. `now_s`: the end of the last step. `steps`: that computed a part of the prompt.
+    `answers`: of each answer of a stream, when its tokens came. `sent_s`, `first_s`: when the prompt came, and when its
+    first token; None before that. `now_s`: the end of the last step. `steps`: that computed a part of the prompt.
     `cached_tokens`: found in a prefix cache, of prompts of this run.
     """
 
@@ -80,8 +80,9 @@ def record(
     """Appends a `Run` for each method to `into`, and fills it while it goes: whatever ends this, what was is there.
 
     `engine` has a pacer and room for the whole prompt in one step; `clock` is the one it goes by. `draw`: tokens of the
-    prompts, none of which begin alike. `watch` is called after each step. Raises ConfigError for a prompt that does not
-    fit, EngineError if a step fails.
+    prompts, none of which begin alike. `watch` is called after each step. The pacer learns what steps take from all
+    runs, as in a server that has been up for a while; in the first two the gap that it keeps is endless.
+    Raises ConfigError for a prompt that does not fit, EngineError if a step fails.
     """
     whole = setup.prompt_tokens + setup.streams
     if whole > engine.budget.max_tokens:
@@ -91,15 +92,16 @@ def record(
         )
     budget, pacer, ids = engine.budget, engine.pacer, itertools.count(1)
     assert pacer is not None, "milliseconds need a pacer"
+    itl_s = pacer.itl_s
     try:
         for method in METHODS:
             engine.budget = budget_of(method, setup, budget)
-            engine.pacer = pacer if method == "milliseconds" else None
+            pacer.itl_s = itl_s if method == "milliseconds" else _ENDLESS_S
             run = Run(method)
             into.append(run)
             _Beside(engine, setup, vocab, clock, draw, ids, run).record(watch)
     finally:
-        engine.budget, engine.pacer = budget, pacer
+        engine.budget, pacer.itl_s = budget, itl_s
 
 
 def budget_of(method: Method, setup: Setup, budget: StepBudget) -> StepBudget:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +22,9 @@ _MOST_ROWS = 10
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _KEPT, _LATE, _ASKED, _PROMPT, _DIM = "cyan", "red", "yellow", "yellow", "dim"
 # Drawn so often between steps; and by a thread, while a step takes longer than the second.
-_EVERY_S, _LONG_S = 0.12, 0.3
+_EVERY_S, _LONG_S = 0.25, 0.3
+# What a terminal takes to show a picture, it takes from the same cores: the next step would be longer by it.
+_SETTLE_S = 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +111,7 @@ class Screen:
         now_s = self._clock()
         if now_s - self._drawn_s > _EVERY_S:
             self._draw(0.0)
+            self._over.wait(_SETTLE_S)
             now_s = self._clock()
         self._stepped_s = now_s
 
@@ -148,15 +152,19 @@ def _panel(setup: Setup, run: Run, canvas: Canvas, waited_s: float) -> list[Text
     lines = [_heading(setup, run, canvas, waited_s)]
     for row in reversed(range(canvas.rows)):
         line = Text(f"{tick_name(labels[row]) if row in labels else '':>{_LABELS}} ", style=_DIM, no_wrap=True)
-        for share in heights:
-            # What there is of a wait is to be seen.
-            eighths = min(max(round(8 * (share * canvas.rows - row)), 1 if row == 0 and share > 0 else 0), 8)
-            if eighths:
-                line.append(_BLOCKS[eighths], _LATE if share > asked else _KEPT)
-            else:
-                line.append(*(("╌", _ASKED) if row == asked_row else (" ", None)))
+        cells = [_cell(share, share > asked, row, canvas.rows, row == asked_row) for share in heights]
+        for style, alike in itertools.groupby(cells, key=lambda cell: cell[1]):
+            line.append("".join(block for block, _ in alike), style)
         lines.append(line)
     return [*lines, _axis(run, canvas, waited_s)]
+
+
+def _cell(share: float, is_late: bool, row: int, rows: int, is_asked: bool) -> tuple[str, str | None]:
+    """A block as high as the wait is within this row, and its style; what there is of a wait is to be seen."""
+    eighths = min(max(round(8 * (share * rows - row)), 1 if row == 0 and share > 0 else 0), 8)
+    if eighths:
+        return _BLOCKS[eighths], _LATE if is_late else _KEPT
+    return ("╌", _ASKED) if is_asked else (" ", None)
 
 
 def _heights(run: Run, canvas: Canvas, waited_s: float) -> list[float]:
