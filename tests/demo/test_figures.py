@@ -47,10 +47,10 @@ def test_the_sentence_says_what_the_chunks_were_for() -> None:
     ("runs", "words"),
     [
         ([made("one pass", 3.1, 3.1), made("milliseconds", 0.09, 2.0)], "which is more than was asked for,"),
+        ([made("one pass", 3.1, 3.1), made("milliseconds", 0.032, 2.0)], "30 ms, the longest wait was 32 ms, and"),
         ([made("one pass", 3.1, 3.1), made("milliseconds", 0.03, 2.0)], "1.1 s sooner: after 2.0 s"),
         ([made("one pass", 3.1, 3.1), made("milliseconds", 0.03, 3.1)], "as soon: after 3.1 s"),
         ([made("one pass", 0.03, 0.03), made("milliseconds", 0.03, 0.1)], "here chunks made no difference"),
-        ([made("one pass", 3.1, 3.1), made("tokens", 0.5, 2.0)], "600 tokens"),
         ([made("one pass", 3.1, 3.1), made("tokens", 0.5, 2.0)], "In steps of 100 tokens no wait was longer than 500"),
         ([made("one pass", 3.1, 3.1)], "kept all 4 readers waiting for 3.1 s."),
         ([Run("one pass")], "nothing to compare"),
@@ -59,6 +59,14 @@ def test_the_sentence_says_what_the_chunks_were_for() -> None:
 )
 def test_the_sentence_is_true_of_whatever_came(runs: list[Run], words: str) -> None:
     assert words in sum_up(SETUP, runs)
+
+
+def test_what_is_late_is_told_with_its_cause() -> None:
+    paced = made("milliseconds", 0.09, 2.0)
+    paced.late = {"slow": 8, "prompts": 4}
+    said = sum_up(SETUP, [made("one pass", 3.1, 3.1), paced])
+    assert "90 ms, which is more than was asked for (steps took longer than foreseen" in said
+    assert recorded()[2].late == {}
 
 
 def test_one_reader_is_told_as_one() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import xml.etree.ElementTree as ET
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -40,7 +41,7 @@ def test_json_names_its_fields() -> None:
     for run in document["runs"]:
         assert set(run) == {
             *("method", "figures", "prompt_sent_s", "prompt_first_token_s", "end_s"),
-            *("prompt_steps", "cached_tokens", "token_s"),
+            *("prompt_steps", "cached_tokens", "late_tokens", "token_s"),
         }
         assert set(run["figures"]) == {"worst_gaps_ms", "usual_gap_ms", "ttft_s", "stream_tokens_per_s"}
 
@@ -83,3 +84,9 @@ def test_a_run_without_a_token_is_drawn_too() -> None:
     empty = Demo("m", "c", 1, None, "d", "v", "legato demo", SETUP, (Run("one pass"),))
     ET.fromstring(draw_svg(empty))
     assert "nothing to compare" in draw_html(empty)
+
+
+def test_the_picture_of_the_readme_is_made_of_its_data() -> None:
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    found = Demo.from_dict(json.loads((docs / "data" / "demo.json").read_text(encoding="utf-8")))
+    assert (docs / "images" / "demo.svg").read_text(encoding="utf-8") == draw_svg(found)

@@ -86,6 +86,7 @@ def _run_dict(run: Run) -> dict[str, Any]:
         "end_s": _stamp(run.now_s),
         "prompt_steps": run.steps,
         "cached_tokens": run.cached_tokens,
+        "late_tokens": run.late,
         "token_s": [[round(at_s, 4) for at_s in answer] for answer in run.answers],
     }
 
@@ -98,7 +99,8 @@ def _run_of(data: dict[str, Any]) -> Run:
         None if data[name] is None else float(data[name]) for name in ("prompt_sent_s", "prompt_first_token_s")
     )
     counts = int(data["prompt_steps"]), int(data["cached_tokens"])
-    return Run(data["method"], answers, sent_s, first_s, float(data["end_s"]), *counts)
+    late = {str(cause): int(tokens) for cause, tokens in data["late_tokens"].items()}
+    return Run(data["method"], answers, sent_s, first_s, float(data["end_s"]), *counts, late)
 
 
 def _stamp(at_s: float | None) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -11,8 +11,15 @@ from typing import Any
 from legato.demo.run import Run, Setup
 
 _WORST = 3
-# What a gap may be over what was asked for and still be told as kept; and a difference that is none.
+# What a gap may be over what was asked for before one asks why; and a difference that is none.
 _KEPT, _ALIKE = 1.1, 1.25
+
+
+_WHY = {
+    "slow": "steps took longer than foreseen, as when others come to use the machine",
+    "decodes": "the streams alone take longer",
+    "prompts": "that is the share that prompts have in any case",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +77,7 @@ def sum_up(setup: Setup, runs: Sequence[Run]) -> str:
     """What happened, in plain words, whatever it was."""
     done = {run.method: figures_of(run) for run in runs if run.first_s is not None}
     whole, paced = done.get("one pass"), done.get("milliseconds")
+    late = next((run.late for run in runs if run.method == "milliseconds"), {})
     if whole is None or not whole.worst_ms or whole.ttft_s is None:
         return "Not one run came to its end: there is nothing to compare."
     readers = "its reader" if setup.streams == 1 else f"all {setup.streams} readers"
@@ -79,11 +87,12 @@ def sum_up(setup: Setup, runs: Sequence[Run]) -> str:
     wanted, worst = f"{setup.itl_ms:,.0f} ms", paced.worst_ms[0]
     if whole.worst_ms[0] < _ALIKE * worst:
         return f"{said} In steps of {wanted} the longest wait was {_of(paced)}: here chunks made no difference."
-    kept = (
-        f"no wait was longer than {_of(paced)}"
-        if worst <= _KEPT * setup.itl_ms
-        else f"the longest wait was {_of(paced)}, which is more than was asked for,"
-    )
+    if worst <= setup.itl_ms:
+        kept = f"no wait was longer than {_of(paced)}"
+    elif worst <= _KEPT * setup.itl_ms:
+        kept = f"the longest wait was {_of(paced)},"
+    else:
+        kept = f"the longest wait was {_of(paced)}, which is more than was asked for{_why(late)},"
     return f"{said} Asked for {wanted}, {kept} and the prompt was answered {_later(whole.ttft_s, paced.ttft_s)}."
 
 
@@ -100,6 +109,12 @@ def _fixed(fixed: Figures | None, setup: Setup) -> str:
 
 def _of(figures: Figures) -> str:
     return duration(figures.worst_ms[0])
+
+
+def _why(late: Mapping[str, int]) -> str:
+    """What most tokens were late by, in parentheses."""
+    cause = max(late, key=lambda cause: late[cause], default="")
+    return f" ({_WHY[cause]})" if cause in _WHY else ""
 
 
 def _later(whole_s: float, paced_s: float) -> str:

@@ -11,7 +11,7 @@ from legato.demo.run import Run
 from legato.demo.scale import Scale, scale_of, seconds_between_ticks, tick_name
 
 WIDTH = 880
-_LEFT, _RIGHT, _TOP = 64, 16, 66
+_LEFT, _RIGHT, _TOP = 64, 16, 84
 _PANEL, _BETWEEN, _BOTTOM = 108, 46, 30
 _TOUCH_S = 2e-4  # stamps are rounded
 _Wait = tuple[float, float, float]  # begin and end in seconds, milliseconds between
@@ -62,9 +62,9 @@ def _outcome(run: Run) -> str:
 def _legend(demo: Demo) -> str:
     asked = duration(demo.setup.itl_ms)
     entries = (
-        ('<rect width="14" height="12" class="kept"/>', f"wait for the next token, up to {asked}", 232),
-        ('<rect width="14" height="12" class="late"/>', "longer", 78),
-        ('<path d="M0 6h16" class="asked"/>', f"{asked}, the gap asked for", 184),
+        ('<rect width="14" height="12" class="kept"/>', f"wait for the next token, up to {asked}", 256),
+        ('<rect width="14" height="12" class="late"/>', "longer", 74),
+        ('<path d="M0 6h16" class="asked"/>', f"{asked}, the gap asked for", 190),
         ('<rect width="14" height="12" class="prompt"/>', "the prompt waits for its first token", 0),
     )
     parts, x = [], _LEFT

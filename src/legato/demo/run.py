@@ -59,7 +59,8 @@ class Run:
 
     `answers`: of each answer of a stream, when its tokens came. `sent_s`, `first_s`: when the prompt came, and when its
     first token; None before that. `now_s`: the end of the last step. `steps`: that computed a part of the prompt.
-    `cached_tokens`: found in a prefix cache, of prompts of this run.
+    `cached_tokens`: found in a prefix cache, of prompts of this run. `late`: tokens beyond the gap asked for, by
+    `core.pacer.LateCause`; of a run that is over, and where a gap was asked for.
     """
 
     method: Method
@@ -69,6 +70,7 @@ class Run:
     now_s: float = 0.0
     steps: int = 0
     cached_tokens: int = 0
+    late: dict[str, int] = field(default_factory=dict)
 
 
 Watch = Callable[[Run], None]
@@ -97,9 +99,13 @@ def record(
         for method in METHODS:
             engine.budget = budget_of(method, setup, budget)
             pacer.itl_s = itl_s if method == "milliseconds" else _ENDLESS_S
+            late_before = pacer.late.copy()
             run = Run(method)
             into.append(run)
             _Beside(engine, setup, vocab, clock, draw, ids, run).record(watch)
+            run.late = {
+                cause: count - late_before[cause] for cause, count in pacer.late.items() if count > late_before[cause]
+            }
     finally:
         engine.budget, pacer.itl_s = budget, itl_s
 
