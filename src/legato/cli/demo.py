@@ -30,8 +30,8 @@ _clock = time.perf_counter
 
 PAGE = Path("legato-demo.html")
 _STREAMS, _STEP_TOKENS = 4, 512
-# A prompt of no given length is one that takes so many seconds in one pass, and in all three runs, or fills a step of
-# so many tokens: scratch memory grows with it.
+# A prompt of no given length takes so many seconds in one pass, and in all three runs; or fills a step of so many
+# tokens, with which scratch memory grows.
 _ONE_PASS_S, _ALL_S, _MOST_TOKENS = 4.0, 30.0, 8192
 _SEQUENCES = 64  # as `legato serve` has it: the gap that the engine chooses depends on it
 
@@ -167,9 +167,8 @@ def _measure(model: str, asked: dict[str, Any], command: str, *, draws: bool, qu
         llm = LLM(
             model,
             itl_ms=asked["--itl-ms"] or AUTO_ITL,
-            max_num_batched_tokens=max(
-                _MOST_TOKENS if prompt_tokens is None else prompt_tokens + streams, step_tokens, _SEQUENCES
-            ),
+            # As many whatever is asked for: steps are timed once for each size of the largest.
+            max_num_batched_tokens=max(_MOST_TOKENS, (prompt_tokens or 0) + streams, step_tokens),
             max_num_seqs=_SEQUENCES,
             enable_prefix_caching=False,
             on_load=report,
