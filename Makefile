@@ -8,7 +8,7 @@ NATIVE := CMakeLists.txt $(wildcard native/*) $(wildcard native/isa/*)
 CXX_FILES := $(wildcard native/*.[ch]pp) $(wildcard native/isa/*.[ch]pp)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q
 
-.PHONY: help serve test test-slow test-parity check format bench figures clean
+.PHONY: help demo serve test test-slow test-parity check format bench figures clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -30,6 +30,9 @@ $(VENV)/.installed: $(NATIVE) $(VENV)/.tools
 $(VENV)/.dev: $(VENV)/.installed
 	$(PIP) --no-build-isolation -e ".[dev]"
 	@touch $@
+
+demo: $(VENV)/.installed ## build, fetch the default model, show what chunks of a prompt are for (a minute)
+	@exec $(BIN)/legato demo $(MODEL)
 
 serve: $(VENV)/.installed ## build, fetch the default model, serve it on 127.0.0.1:8000 (PORT=, MODEL=)
 	@exec $(BIN)/legato serve $(MODEL) --port $(PORT)

@@ -5,6 +5,7 @@
 
 The other files in docs/data are what these commands printed or kept:
 
+    legato demo --json > docs/data/demo.json
     python -m benchmarks.pace drift --data docs/data/drift.json
     python -m benchmarks.pace change --data docs/data/change.json
     legato tune --json > docs/data/tune.json
@@ -25,6 +26,8 @@ sys.path.insert(0, str(HERE.parent))
 
 from benchmarks.pace import draw_change, draw_drift  # noqa: E402
 
+from legato.demo.document import Demo  # noqa: E402
+from legato.demo.picture import draw_svg  # noqa: E402
 from legato.plots.simulation import draw_simulation  # noqa: E402
 from legato.plots.slowdown import draw_slowdown  # noqa: E402
 from legato.plots.tuning import draw_tuning  # noqa: E402
@@ -39,6 +42,7 @@ def written(draw: Callable[[Any], str]) -> Callable[[Any, Path], None]:
 
 
 FIGURES: dict[str, Callable[[Any, Path], None]] = {
+    "demo": written(lambda data: draw_svg(Demo.from_dict(data))),
     "drift": written(draw_drift),
     "change": written(draw_change),
     "slowdown": draw_slowdown,

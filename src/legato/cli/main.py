@@ -12,6 +12,7 @@ from legato.cli import (
     certify,
     chat,
     compare,
+    demo,
     explain,
     generate,
     plan,
@@ -24,7 +25,9 @@ from legato.cli import (
 )
 from legato.errors import LegatoError
 
-EPILOG = """Start here:  [bold]legato serve[/bold]   then point any OpenAI client at http://127.0.0.1:8000/v1"""
+EPILOG = """Start here:  [bold]legato serve[/bold]   then point any OpenAI client at http://127.0.0.1:8000/v1
+
+What it is about, in a minute:  [bold]legato demo[/bold]"""
 
 
 class _Legato(TyperGroup):
@@ -50,6 +53,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command()(demo.demo)
 app.command()(serve.serve)
 app.command()(chat.chat)
 app.command()(generate.generate)
