@@ -12,7 +12,7 @@ from legato.errors import EngineError
 
 
 async def test_one_that_ends_at_once_is_told_with_what_it_said() -> None:
-    with pytest.raises(EngineError, match="ended at once: .*no such model.gguf"):
+    with pytest.raises(EngineError, match=r"ended at once: .*no such model\.gguf"):
         async with Spawned("/nowhere/no such model.gguf", {"max-num-seqs": 4}, time.perf_counter):
             raise AssertionError("it cannot serve")
 

@@ -70,9 +70,9 @@ def compare(
     else:
         prompt, output = Lengths.of(prompt_tokens, "--prompt-tokens"), Lengths.of(output_tokens, "--output-tokens")
         arrivals = bounded_list(Traffic(Process(rate), prompt, output, seed=seed), requests, None)
-    serve = {"max-num-seqs": max_num_seqs, "policy": policy}
-    serve |= {} if itl_ms is None else {"itl-ms": itl_ms}
-    serve |= {} if max_num_batched_tokens is None else {"max-num-batched-tokens": max_num_batched_tokens}
+    budgets = {"itl-ms": itl_ms, "max-num-batched-tokens": max_num_batched_tokens}
+    serve: dict[str, object] = {"max-num-seqs": max_num_seqs, "policy": policy}
+    serve |= {name: value for name, value in budgets.items() if value is not None}
     with tempfile.TemporaryDirectory() as folder:
         steps = Path(folder) / "steps.jsonl" if keep_trace is None else keep_trace
         measure(_compare(model, arrivals, serve, steps, as_json=as_json))
