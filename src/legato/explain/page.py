@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from html import escape
 from importlib.resources import files
 from typing import Any
 
 from legato.explain.attribute import Attribution, Explanation, Gap
-from legato.explain.lanes import Lane, begin_of, lanes_of
+from legato.explain.lanes import Lane, lanes_of
 from legato.explain.parts import KINDS
 from legato.explain.sentence import Teller
 
@@ -18,14 +19,14 @@ _MOST_LATE, _LISTED = 2000, 40
 
 def draw_page(found: Explanation) -> str:
     """The page. Size: about 100 bytes a step, 300 a late gap."""
-    teller, begin_s = Teller(found), begin_of(found.trace)
+    teller = Teller(found)
+    begin_s = teller.begin_s
     lanes = lanes_of(found.trace)
     worst = found.worst(_LISTED)
     late = sorted(found.late, key=lambda gap: -gap.over_s)[:_MOST_LATE]
     listed = [gap for gap, _ in worst]
-    shown = listed + [
-        gap for gap in late if (gap.request_id, gap.token) not in {(g.request_id, g.token) for g in listed}
-    ]
+    known = {(gap.request_id, gap.token) for gap in listed}
+    shown = listed + [gap for gap in late if (gap.request_id, gap.token) not in known]
     places = {lane.request_id: place for place, lane in enumerate(lanes)}
     data = {
         "budget": None if found.budget_s is None else _ms(found.budget_s),
@@ -46,9 +47,7 @@ def draw_page(found: Explanation) -> str:
         "DATA": encoded,
     }
     page = files("legato.explain").joinpath("page.html").read_text(encoding="utf-8")
-    for name, text in filled.items():
-        page = page.replace(f"[[{name}]]", text, 1)
-    return page
+    return re.sub(r"\[\[([A-Z]+)\]\]", lambda found: filled[found[1]], page)
 
 
 def _summary(found: Explanation) -> str:
@@ -80,8 +79,9 @@ def _caption(found: Explanation, late: int) -> str:
 def _row(teller: Teller, place: int, gap: Gap, others: int, begin_s: float) -> str:
     beside = f" <small>and {others:,} more</small>" if others else ""
     late = ' class="late"' if gap.is_late else ""
+    times = f"<td>{gap.ends_s - begin_s:,.2f} s</td><td{late}>{_ms(gap.seconds):,.1f}</td>"
     return (
-        f'<tr data-gap="{place}" tabindex="0"><td>{gap.ends_s - begin_s:,.2f} s</td><td{late}>{_ms(gap.seconds):,.1f}</td>'
+        f'<tr data-gap="{place}" tabindex="0">{times}'
         f'<td><i class="{gap.cause}"></i> {gap.cause.replace("_", " ")}</td>'
         f"<td>{escape(teller.sentence(gap))}{beside}</td></tr>\n"
     )
