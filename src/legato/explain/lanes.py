@@ -59,12 +59,13 @@ def lanes_of(trace: Trace) -> list[Lane]:
             lane = lanes.setdefault(request_id, Lane(request_id, step.started_s, end_s))
             if request_id in waiting:
                 what, since_s = waiting.pop(request_id)
-                lane.waits.append((what, since_s, max(since_s, step.started_s)))
+                if step.started_s > since_s:
+                    lane.waits.append((what, since_s, step.started_s))
             if column < step.decodes:
                 lane.decodes.append(index)
             else:
                 lane.chunks.append((index, step.starts[column], step.counts[column]))
     for request_id, (what, since_s) in waiting.items():
-        if request_id in lanes:
-            lanes[request_id].waits.append((what, since_s, max(since_s, lanes[request_id].ends_s)))
+        if request_id in lanes and lanes[request_id].ends_s > since_s:
+            lanes[request_id].waits.append((what, since_s, lanes[request_id].ends_s))
     return sorted(lanes.values(), key=lambda lane: (lane.begins_s, lane.request_id))
