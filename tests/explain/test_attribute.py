@@ -54,6 +54,20 @@ def test_a_prompt_beside_is_named_with_its_tokens() -> None:
     assert {gap.cause for gap in found.late} == {"chunks"}
 
 
+def test_a_step_that_was_planned_to_be_in_time_is_late_by_what_was_not_planned() -> None:
+    """Beside a prompt the chunk is the largest part of every gap: it fills the budget. It is not why one is late."""
+    rig = Rig(itl_s=0.05)
+    rig.ask(1)
+    rig.step(3)
+    rig.ask(9, 500)
+    rig.step(2)
+    rig.machine.slowdown = 1.3
+    rig.step()
+    (gap,) = rig.explain(0.0505).late
+    assert gap.parts["chunks"] > 2 * gap.parts["noise"] > 0.02
+    assert gap.cause == "noise"
+
+
 def test_two_prompts_share_a_step_by_what_each_adds() -> None:
     rig = Rig(itl_s=None, max_tokens=64)
     rig.ask(1)

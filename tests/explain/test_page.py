@@ -16,7 +16,7 @@ from explain.rig import Rig
 from legato.explain.attribute import Explanation, explain
 from legato.explain.page import draw_page
 from legato.explain.read import Trace
-from legato.explain.record import Header, Stepped
+from legato.explain.record import Ended, Header, Stepped
 from legato.explain.sentence import Teller
 
 
@@ -47,7 +47,8 @@ def test_it_asks_nothing_of_the_network_and_has_the_sentences_without_a_script(f
 
 def test_a_name_cannot_break_out_of_the_page(found: Explanation) -> None:
     header = msgspec.structs.replace(found.trace.header, model="</script><b>[[ROWS]]")
-    trace = Trace(header, found.trace.requests, found.trace.ends, found.trace.steps, "", found.trace._costs)
+    ends = {1: Ended(1, "</script><script>", 40, 1000.0)}
+    trace = Trace(header, found.trace.requests, ends, found.trace.steps, "", found.trace._costs)
     page = draw_page(explain(trace, 0.05))
     assert "<b>[[" not in page
     assert page.count("</script>") == 2

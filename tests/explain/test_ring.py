@@ -93,6 +93,7 @@ def test_a_crowd_that_is_open_fills_a_quarter_at_most(tmp_path: Path) -> None:
         writer.write(a_step(step))
     assert size(path) <= LEAST_BYTES
     assert len(read_trace(path).steps) > 300
+    assert path.read_bytes().count(b'"type":"request"') > 2000, "without the names of their blocks they have room"
 
 
 def test_a_line_longer_than_a_file_is_left_out(tmp_path: Path) -> None:
