@@ -38,13 +38,13 @@ class Shown:
     complaints: list[str]
 
 
-def show(page: str, scheme: str, folder: Path, fragment: str = "") -> Shown:
-    """Opens a page, 1,200 × 900. Skips the test where there is no browser."""
+def show(page: str, scheme: str, folder: Path, fragment: str = "", script: str = "") -> Shown:
+    """Opens a page, 1,200 × 900, and runs a script in it. Skips the test where there is no browser."""
     binary = next((found for name in NAMES if (found := shutil.which(name))), None)
     if binary is None:
         pytest.skip(f"no browser: none of {', '.join(NAMES)} is installed (apt-get install chromium)")
     file, picture = folder / "page.html", folder / f"{scheme}.png"
-    file.write_text(page.replace("</body>", f"{_COUNT}</body>"), encoding="utf-8")
+    file.write_text(page.replace("</body>", f"<script>{{{script}}}</script>{_COUNT}</body>"), encoding="utf-8")
     command = [binary, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1200,900"]
     command += [f"--user-data-dir={folder / 'profile'}", "--enable-logging=stderr", "--disable-dev-shm-usage"]
     command += ["--no-first-run", "--disable-extensions", "--disable-background-networking"]

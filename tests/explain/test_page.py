@@ -84,6 +84,40 @@ def test_ten_thousand_steps_are_a_page_of_a_few_megabytes(found: Explanation) ->
     assert time.perf_counter() - begin_s < 8.0
 
 
+# What a reader does, and where that has led: how much time is seen, which gap is told of, what the pointer says.
+PLAY = """
+const view_ = document.getElementById("view"), key = key => view_.dispatchEvent(new KeyboardEvent("keydown", {key}));
+const span = () => view.b - view.a, told = () => document.querySelector("#why b").textContent, seen = [span(), told()];
+view_.dispatchEvent(new WheelEvent("wheel", {deltaY: -400, clientX: 600, clientY: 200})); seen.push(span());
+key("-"); key("-"); key("-"); seen.push(span());
+key("0"); seen.push(span()); key("n"); seen.push(told(), span());
+document.querySelector("tr[data-gap='2']").click(); seen.push(told());
+for (const named of ["ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown", "Home", "End", "p", "+", "0"]) key(named);
+draw(); const at = view_.getBoundingClientRect();
+for (let y = 0; y < at.height; y += 6) for (let x_ = 0; x_ < at.width; x_ += 40)
+  view_.dispatchEvent(new PointerEvent("pointermove", {clientX: at.left + x_, clientY: at.top + y}));
+const clientX = at.left + x(steps.t[8] + 1), clientY = at.top + barsEnd - 3;
+view_.dispatchEvent(new PointerEvent("pointermove", {clientX, clientY}));
+document.body.dataset.played = JSON.stringify([...seen, document.getElementById("tip").textContent]);
+"""
+
+
+def test_it_can_be_zoomed_walked_and_pointed_at(found: Explanation, tmp_path: Path) -> None:
+    shown = show(draw_page(found), "light", tmp_path, script=PLAY)
+    assert shown.complaints == []
+    played = re.search(r'data-played="([^"]*)"', shown.dom)
+    assert played is not None
+    whole, first, nearer, farther, again, after, close, clicked, tip = json.loads(html.unescape(played[1]))
+    assert nearer < 0.7 * whole < farther
+    assert again == pytest.approx(whole)
+    told = [Teller(found).sentence(gap) for gap, _ in found.worst(40)]
+    assert (first, clicked) == (told[0], told[2])
+    assert close < whole / 2, "the next gap is looked at from near"
+    following = min(gap.ends_s for gap in found.late if gap.ends_s > found.worst(1)[0][0].ends_s + 1e-6)
+    assert after in {Teller(found).sentence(gap) for gap in found.late if gap.ends_s == following}
+    assert tip.startswith("step 8: ") and "chunks" in tip and "allowed" in tip
+
+
 def test_a_browser_shows_it_in_dark_and_in_light_and_has_nothing_to_complain_of(
     found: Explanation, tmp_path: Path
 ) -> None:
