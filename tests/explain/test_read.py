@@ -10,6 +10,7 @@ import pytest
 
 from explain.rig import Rig
 from legato.errors import TraceError
+from legato.explain import read
 from legato.explain.read import read_trace
 from legato.explain.record import FORMAT, Header, block_names
 from legato.explain.ring import older_path
@@ -97,6 +98,25 @@ def test_lines_of_another_run_are_not_taken_for_older_ones(tmp_path: Path, lines
     other = msgspec.structs.replace(msgspec.json.decode(lines[0], type=Header), unix_s=99.0)
     older_path(path).write_bytes(msgspec.json.encode(other) + b"\n" + b"".join(lines[1:4]))
     assert [step.step for step in read_trace(path).steps] == [2, 3, 4]
+
+
+def test_files_that_change_places_while_they_are_read_are_read_again(
+    tmp_path: Path, lines: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or steps would be missing in the middle, and a gap over them would be blamed on an idle engine."""
+    path, read_both = written(tmp_path, b"".join(lines[:4])), read._read_both
+
+    def meanwhile(asked: Path) -> read.Trace:
+        if older_path(path).exists():
+            return read_both(asked)
+        path.rename(older_path(path))
+        path.write_bytes(b"".join([lines[0], *lines[4:]]))
+        trace = read_both(asked)
+        del trace.steps[2]
+        return trace
+
+    monkeypatch.setattr(read, "_read_both", meanwhile)
+    assert [step.step for step in read_trace(path).steps] == [0, 1, 2, 3, 4]
 
 
 def test_prompts_that_begin_alike_have_names_that_begin_alike() -> None:

@@ -42,6 +42,13 @@ async def times_of(live: Live, **body: Any) -> list[float]:
             return times
 
 
+def test_the_clocks_of_engine_and_server_are_one() -> None:
+    """The engine reads `perf_counter`, the server `monotonic`, and a gap is measured on both."""
+    clocks = [time.get_clock_info(name).implementation for name in ("perf_counter", "monotonic")]
+    assert clocks[0] == clocks[1]
+    assert abs(time.perf_counter() - time.monotonic()) < 0.01
+
+
 async def test_what_clients_see_is_explained_within_2_percent(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     async with running(trace=path, step_s=0.02, foreseen=True, itl_s=0.05) as live:
