@@ -13,10 +13,14 @@ import signal
 import time
 
 from legato.core.budget import StepBudget
+from legato.core.cost import Curve, StepCost
 from legato.core.pace import Pace
+from legato.core.pacer import Pacer
 from legato.core.plan import PromptLogprobs, StepPlan, StepResult, TokenLogprobs
 from legato.core.policy import POLICIES
+from legato.core.shape import Attention
 from legato.core.state import SchedulerState
+from legato.core.tracker import CostTracker
 from legato.core.view import RowSource
 from legato.engine.loop import Engine
 from legato.engine.wire import EngineInfo
@@ -106,8 +110,9 @@ def build(
     ttft_s: float = 0.0,
     token_s: float = 0.0,
     tenant_weights: dict[str, float] | None = None,
+    foreseen: bool = False,
 ) -> tuple[Engine, EngineInfo]:
-    """Runs in the engine process."""
+    """Runs in the engine process. `foreseen`: there is a pacer, and to it every step takes `step_s`."""
     report("reading weights", 1, 2)
     if fail == "model":
         raise ModelCorrupt("model.gguf ends after 12 of 100 bytes; fetch it again")
@@ -119,7 +124,9 @@ def build(
         time.sleep(60)
     report("reading weights", 2, 2)
     state = SchedulerState(blocks, BLOCK_TOKENS, max_model_len, policy=POLICIES[policy])
-    engine = Engine(state, FakeExecutor(step_s), StepBudget(chunk, max_seqs), time.perf_counter)
+    cost = StepCost(Attention(), rows=Curve((1,), (step_s,)))
+    pacer = Pacer(CostTracker(cost), itl_s=itl_s) if foreseen else None
+    engine = Engine(state, FakeExecutor(step_s), StepBudget(chunk, max_seqs), time.perf_counter, pacer=pacer)
     if token_s:
         engine.pace = Steady(token_s)
     info = EngineInfo(

@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,6 +18,7 @@ import pytest
 from legato.engine.service import EngineService
 from legato.errors import ConfigError
 from legato.server.app import build_app
+from legato.server.recorder import TraceRecorder
 from legato.server.run import HttpServer, listen
 from server.fake_engine import factory
 from server.fake_model import fake_model
@@ -48,9 +50,13 @@ class Live:
 
 
 @contextlib.asynccontextmanager
-async def running(**options: Any) -> AsyncIterator[Live]:
+async def running(*, trace: Path | None = None, **options: Any) -> AsyncIterator[Live]:
     service = EngineService(factory(**options))
     await service.start()
+    recorder = None
+    if trace is not None:
+        recorder = TraceRecorder(trace, 1 << 20, "fake", service.info, service.now_s, print)
+        service.record_to(recorder)
     sock = listen("127.0.0.1", 0)
     port = sock.getsockname()[1]
     server = HttpServer(build_app(service, fake_model()), sock, lambda: service.end_streams("cut"))
@@ -68,6 +74,8 @@ async def running(**options: Any) -> AsyncIterator[Live]:
         server.stop()
         await task
         await service.stop()
+        if recorder is not None:
+            recorder.close()
 
 
 async def until(condition: Callable[[], Any], timeout_s: float = 5.0) -> float:

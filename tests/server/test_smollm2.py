@@ -17,6 +17,9 @@ import openai
 import pytest
 
 from legato import LLM, SamplingParams
+from legato.explain.attribute import explain
+from legato.explain.lanes import lanes_of
+from legato.explain.read import read_trace
 
 QUESTION = [{"role": "user", "content": "Why is the sky blue?"}]
 PROMPT = "The three primary colours are"
@@ -25,9 +28,11 @@ PROMPT = "The three primary colours are"
 class Server:
     """A running `legato serve`."""
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, trace: Path) -> None:
+        self.trace = trace
         command = [sys.executable, "-m", "legato.cli.main", "serve", str(model), "--port", "0", "--max-num-seqs", "16"]
         command += ["--served-model-name", "smol", "--kv-tokens", "8192", "--max-num-batched-tokens", "256"]
+        command += ["--trace", str(trace), "--trace-size", "16MiB"]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.banner = ""
@@ -57,8 +62,8 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def server(smollm2_path: Path) -> Iterator[Server]:
-    server = Server(smollm2_path)
+def server(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(smollm2_path, tmp_path_factory.mktemp("trace") / "steps.jsonl")
     yield server
     assert server.stop() == 0
 
@@ -69,7 +74,14 @@ def client(server: Server) -> openai.OpenAI:
 
 
 def test_the_banner_says_how_to_begin(server: Server) -> None:
-    for words in ("256 tokens", "16 sequences", "KV pool 8,192 tokens", "weights", f"curl -N {server.address}"):
+    for words in (
+        "256 tokens",
+        "16 sequences",
+        "KV pool 8,192 tokens",
+        "weights",
+        "steps.jsonl, 16 MiB",
+        f"curl -N {server.address}",
+    ):
         assert words in server.banner
     curl = next(line for line in server.banner.splitlines() if line.startswith("curl"))
     done = subprocess.run(
@@ -245,3 +257,21 @@ def test_generate_prints_the_text_of_the_same_model(smollm2_path: Path, llm: LLM
     (completion,) = llm.generate(PROMPT, SamplingParams(max_tokens=12), progress=False)
     assert done.stdout == completion.text + "\n"
     assert done.stderr == ""
+
+
+def test_every_gap_of_a_served_text_is_explained_while_the_server_goes_on(
+    server: Server, client: openai.OpenAI, llm: LLM
+) -> None:
+    long = "Once upon a time there was a king. " * 60
+    with client.completions.create(model="smol", prompt=PROMPT, max_tokens=40, temperature=0, stream=True) as stream:
+        first = next(iter(stream))
+        client.completions.create(model="smol", prompt=long, max_tokens=2, temperature=0)
+        assert first.choices and sum(bool(chunk.choices) for chunk in stream) >= 30
+    trace = read_trace(server.trace)
+    found = explain(trace, 0.001)
+    assert found.deviation < 0.02
+    read = max(trace.requests)
+    beside = [gap for gap in found.late if read in gap.parts.chunks]
+    assert len(beside) >= 2, "the stream went on while the long prompt was read"
+    (lane,) = (lane for lane in lanes_of(trace) if lane.request_id == read)
+    assert sum(rows for _, _, rows in lane.chunks) == len(llm.text.encode(long))

@@ -213,7 +213,7 @@ def _head(console: Any, found: Explanation) -> None:
 def _show_gap(
     console: Any, found: Explanation, teller: Teller, gap: Gap, *, names_request: bool = True, others: int = 0
 ) -> None:
-    at_s = gap.begins_s - found.trace.header.monotonic_s
+    at_s = gap.ends_s - teller.begin_s
     beside = f" [dim](so for {others:,} more)[/]" if others else ""
     console.print(f"  [dim]{at_s:8.2f} s[/]  {teller.sentence(gap, names_request=names_request)}{beside}")
     parts = sorted(gap.parts.seconds.items(), key=lambda part: -abs(part[1]))

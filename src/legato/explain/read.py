@@ -14,6 +14,7 @@ from legato.errors import TraceError
 from legato.explain.record import FORMAT, Asked, Ended, Fitted, Header, Line, Stepped, cost_of
 from legato.explain.ring import older_path
 
+_TRIES = 3
 _decode = msgspec.json.Decoder(Line).decode
 
 
@@ -61,8 +62,25 @@ class Trace:
 def read_trace(path: Path) -> Trace:
     """What is in `path`, and before it in `path`.1, if that is of the same run. TraceError with line and reason.
 
-    A last line that was cut, by a crash or because it is being written, is left out and told in `notice`.
+    A last line that was cut, by a crash or because it is being written, is left out and told in `notice`. If the files
+    changed places meanwhile they are read again.
     """
+    for _ in range(_TRIES):
+        before = _identity(path)
+        trace = _read_both(path)
+        if _identity(path) == before:
+            break
+    return trace
+
+
+def _identity(path: Path) -> int:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return -1  # between two files, or never there: reading tells
+
+
+def _read_both(path: Path) -> Trace:
     header = _first_header(path)
     trace = Trace(header)
     older = older_path(path)

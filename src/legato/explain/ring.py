@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from legato.errors import ConfigError
-from legato.explain.record import Asked, Ended, Event, Header, Line, Stepped, encode_line
+from legato.explain.record import Asked, Ended, Event, Fitted, Header, Line, Stepped, encode_line
 
 LEAST_BYTES = 1 << 20
 _HEAD = b'{"type":"header",'
@@ -39,17 +39,18 @@ class TraceWriter:
 
     def write(self, line: Event) -> None:
         """Appends a line. OSError if the disk is full, say."""
+        if isinstance(line, Asked):
+            self._open[line.id] = line
+        self._append(line)
+        # A file that begins with this line begins with what was true before it.
         if isinstance(line, Stepped):
             sampled = (i for i, sample in zip(line.ids, line.samples, strict=True) if sample and i in self._open)
             self._generated.update(sampled)
-        elif isinstance(line, Asked):
-            self._open[line.id] = line
         elif isinstance(line, Ended):
             self._open.pop(line.id, None)
             self._generated.pop(line.id, None)
-        else:
+        elif isinstance(line, Fitted):
             self._header = msgspec.structs.replace(self._header, cost=line.cost)
-        self._append(line)
 
     def generated(self, request_id: int) -> int:
         """Tokens that came for a request that is open."""

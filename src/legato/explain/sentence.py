@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from legato.explain.attribute import Attribution, Explanation, Gap
+from legato.explain.lanes import begin_of
 from legato.explain.record import Stepped
 
 
@@ -15,6 +16,7 @@ class Teller:
     def __init__(self, found: Explanation) -> None:
         self._trace = found.trace
         self._attribution = Attribution(found.trace)
+        self.begin_s = begin_of(found.trace)
 
     def sentence(self, gap: Gap, *, names_request: bool = True) -> str:
         """`token 17 of request 3 came after 143 ms, 43 over the budget: 88 ms of it the chunk of request 9 (…)`."""
@@ -52,12 +54,11 @@ class Teller:
                 return f"{self._noise(gap, ms)}{self._beside(gap)}"
 
     def document(self, gap: Gap) -> dict[str, Any]:
-        """For JSON. Milliseconds; times count from the first line of the trace."""
-        begun_s = self._trace.header.monotonic_s
+        """For JSON. Milliseconds; `at_s`: when the token came, from the first moment that the trace tells of."""
         return {
             "request": gap.request_id,
             "token": gap.token,
-            "at_s": round(gap.begins_s - begun_s, 6),
+            "at_s": round(gap.ends_s - self.begin_s, 6),
             "gap_ms": _exact(gap.seconds),
             "budget_ms": None if gap.budget_s is None else _exact(gap.budget_s),
             "over_ms": _exact(gap.over_s),
