@@ -18,6 +18,7 @@ from legato.core.view import RowSource
 from legato.engine.loop import Engine
 from legato.errors import RequestError
 from legato.sim.fleet import Setup, request_of
+from legato.sim.noise import Recorded
 from legato.sim.replica import Replica
 from legato.workload.arrivals import Arrival, PrefixTree, Process, Traffic
 from legato.workload.lengths import Lengths
@@ -206,3 +207,24 @@ def test_a_request_that_comes_at_the_end_of_a_step_is_in_the_next_one() -> None:
         for leaps in (False, True):
             _, seen = by_simulator(Case(setup, requests), learns=False, leaps=leaps)
             assert seen.tokens_s[2][0] == first_s
+
+
+@pytest.mark.parametrize("leaps", [False, True])
+def test_a_request_that_comes_after_the_next_step_was_planned_waits_for_the_one_after(leaps: bool) -> None:
+    """Steps of a second are planned 52 milliseconds before they begin; an idle engine plans at once."""
+    setup = Setup(StepCost(Attention(), Curve((1,), (1.0,))), 100, 16, policy="fcfs", ahead=True)
+    for at_s, first_s in ((2.9, 4.0), (2.96, 5.0), (7.0, 8.0), (9.5, 10.5)):
+        requests = (request_of(Arrival(0.0, 3, 7), 1), request_of(Arrival(at_s, 3, 2), 2))
+        _, seen = by_simulator(Case(setup, requests), learns=False, leaps=leaps)
+        assert seen.tokens_s[2][0] == first_s, at_s
+
+
+def test_steps_take_longer_where_those_of_their_kind_did() -> None:
+    noise = Recorded([(0.0, 1.0), (10.0, 3.0)], [(5.0, 2.0)])
+    decode, prompt = StepShape(rows=4, sequences=4), StepShape(rows=9, sequences=4)
+    assert [noise(decode, at_s) for at_s in (-1.0, 4.9, 5.1, 99.0)] == [1.0, 1.0, 3.0, 3.0]
+    assert [noise(prompt, at_s) for at_s in (0.0, 99.0)] == [2.0, 2.0]
+    assert Recorded([], [])(decode, 1.0) == 1.0
+    setup = Setup(StepCost(Attention(), Curve((1,), (1.0,))), 100, 16, policy="fcfs", noise=noise)
+    _, seen = by_simulator(Case(setup, (request_of(Arrival(0.0, 3, 9), 1),)), learns=False, leaps=True)
+    assert seen.tokens_s[1] == [2.0, 3.0, 4.0, 5.0, 6.0, 9.0, 12.0, 15.0, 18.0]

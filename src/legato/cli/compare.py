@@ -142,23 +142,25 @@ def _setup(recorded: Trace, begin_s: float, tiny_s: float) -> tuple[Setup, float
     """The engine as it was while it served from `begin_s` on, and seconds that a client is away from it."""
     from legato.explain.record import shape_of
     from legato.sim.fleet import Setup
+    from legato.sim.noise import Recorded
 
     header, costs = recorded.header, [recorded.cost(n) for n in range(len(recorded.steps))]
     engine, told = header.engine, [n for n, s in enumerate(recorded.steps) if s.started_s >= begin_s and costs[n]]
     if not told:
         raise ConfigError("steps bounded by tokens alone are not foreseen; compare with --itl-ms")
-    first = costs[told[0]]
-    assert first is not None
-    base = first.scaled(1.0, 1.0)
-    cost = base.scaled(
-        median(recorded.steps[n].scale for n in told), median(recorded.steps[n].memory_scale for n in told)
+    last = costs[told[-1]]
+    assert last is not None
+    terms = last.scaled(1.0, 1.0)  # as they were fitted anew on the way, if they were
+    alike = [n for n in told if (cost := costs[n]) is not None and cost.scaled(1.0, 1.0) == terms]
+    cost = terms.scaled(
+        median(recorded.steps[n].scale for n in alike), median(recorded.steps[n].memory_scale for n in alike)
     )
-    ratios: tuple[list[float], list[float]] = ([], [])
+    noise: tuple[list[tuple[float, float]], list[tuple[float, float]]] = ([], [])
     for n in told:
         step = recorded.steps[n]
         shape = shape_of(step)
         if shape is not None and (predicted_s := cost.predict(shape)) > 0.0:
-            ratios[shape.rows > shape.sequences].append(step.step_s / predicted_s)
+            noise[shape.rows > shape.sequences].append((step.started_s - begin_s, step.step_s / predicted_s))
     before = [s.step_s for s in recorded.steps if s.started_s < begin_s and s.decodes == 0]
     setup = Setup(
         cost,
@@ -169,13 +171,14 @@ def _setup(recorded: Trace, begin_s: float, tiny_s: float) -> tuple[Setup, float
         max_num_seqs=engine.max_num_seqs,
         policy=engine.policy or "slo",
         itl_s=header.itl_s or None,
-        margin=median(recorded.steps[n].margin for n in told),
+        margin=median(recorded.steps[n].margin for n in alike),
         prefill_share=0.2 if engine.prefill_share is None else engine.prefill_share,
         prefer="ttft" if engine.prefer == "ttft" else "itl",
         chunk_tokens=engine.long_prefill_token_threshold,
         partial_prefills=engine.max_num_partial_prefills,
         prefix_caching=engine.prefix_caching,
-        noise=(tuple(ratios[0]), tuple(ratios[1])),
+        noise=Recorded(*noise),
+        ahead=engine.async_scheduling,
     )
     return setup, max(tiny_s - median(before[-_TINY:]), 0.0) if before else 0.0
 

@@ -20,6 +20,16 @@ _ERRORS_EVERY = 32
 _GUESS_EVERY, _GUESS_AT, _GUESS_ROWS = 8, 1024, 512
 
 
+# The next step is planned so long before the end of the current one: what planning 256 requests takes, and what
+# predictions are off by.
+_LEAD_S, _LEAD_SHARE = 0.002, 0.05
+
+
+def lead_seconds(step_s: float) -> float:
+    """How long before the end of a step, which takes `step_s`, the one after it is planned."""
+    return _LEAD_S + _LEAD_SHARE * step_s
+
+
 class Pacer:
     """Gives each step its `StepTime`, from predictions that follow the machine.
 

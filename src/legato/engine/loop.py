@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from legato.core.budget import StepBudget
 from legato.core.pace import Pace
-from legato.core.pacer import Pacer
+from legato.core.pacer import Pacer, lead_seconds
 from legato.core.plan import PromptLogprobs, StepPlan, StepResult, TokenLogprobs
 from legato.core.request import Finished, Request
 from legato.core.schedule import plan_step
@@ -20,9 +20,6 @@ from legato.engine.ports import AheadExecutor, Archive, Clock, Executor, Fetch
 from legato.errors import EngineError, RequestError
 
 FETCH_WAIT_S = 0.01
-# The next step is planned so long before the end of the current one: what planning 256 requests takes, and what
-# predictions are off by.
-LEAD_S, LEAD_SHARE = 0.002, 0.05
 
 Listen = Callable[[float, Background], None]
 
@@ -220,7 +217,7 @@ class Engine:
         What an archive has fetched joins the queue only when nothing is in flight.
         """
         expected_s = self._expected_s(current)
-        lead_s = LEAD_S + LEAD_SHARE * expected_s
+        lead_s = lead_seconds(expected_s)
         while (left_s := current.begins_s + expected_s - lead_s - self._clock()) > 0.0:
             if background.wait(0.0):
                 return

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import islice, takewhile
-from random import Random
 
 from legato.core.budget import Prefer, StepBudget
 from legato.core.cost import StepCost
@@ -21,7 +20,7 @@ from legato.core.state import SchedulerState
 from legato.core.tenants import Tenants
 from legato.core.tracker import CostTracker
 from legato.sim.ledger import Ledger
-from legato.sim.replica import Replica, Witness
+from legato.sim.replica import Noise, Replica, Witness
 from legato.sim.router import Router, round_robin
 from legato.workload.arrivals import Arrival
 
@@ -34,8 +33,8 @@ class Setup:
     """One engine. `cost`: what its steps take. Others as `EngineConfig` has them, in seconds.
 
     `itl_s` None: steps are bounded by their tokens alone. `margin`: what is planned with takes so many times what steps
-    take, as an engine has learned it. `ttft_s`: when a first token is wanted of every request. `noise`: ratios of what
-    steps took to what was predicted, of decodes alone and of those with prompts: each draws one; none: exactly that.
+    take, as an engine has learned it. `ttft_s`: when a first token is wanted of every request. `noise`: times so much
+    each step takes. `ahead`: whoever comes shortly before a step ends is too late for the next one.
     """
 
     cost: StepCost
@@ -53,12 +52,12 @@ class Setup:
     chunk_tokens: int | None = None
     partial_prefills: int | None = None
     prefix_caching: bool = True
-    noise: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
+    noise: Noise | None = None
+    ahead: bool = False
 
     def replica(
         self,
         witness: Witness,
-        seed: int = 0,
         *,
         learns: bool = False,
         leaps: bool = True,
@@ -79,13 +78,18 @@ class Setup:
                     self.cost.predict(StepShape().with_chunk(self.cost.attention, 0, _SUPPOSED_ROWS, 1)),
                     1 << 10,
                 )
-        draw = None
-        if all(self.noise):
-            draw = _noise(self.noise, Random(seed))
         return Replica(
-            self.state(), self.budget, self.cost, witness, pacer=pacer, learns=learns, noise=draw, planned=planned,
+            self.state(),
+            self.budget,
+            self.cost,
+            witness,
+            pacer=pacer,
+            learns=learns,
+            noise=self.noise,
+            planned=planned,
             leaps=leaps,
-        )  # fmt: skip
+            ahead=self.ahead,
+        )
 
     @property
     def budget(self) -> StepBudget:
@@ -114,7 +118,7 @@ class Fleet:
 
     def __init__(self, setup: Setup, ledger: Ledger, replicas: int = 1, router: Router | None = None) -> None:
         self.ledger = ledger
-        self.replicas: Sequence[Replica] = [setup.replica(ledger, seed) for seed in range(replicas)]
+        self.replicas: Sequence[Replica] = [setup.replica(ledger) for _ in range(replicas)]
         self._setup = setup
         self._router = router or round_robin()
         self._agenda: list[tuple[float, int]] = []  # (when it is ready, replica); what is out of date is skipped
@@ -163,11 +167,6 @@ def request_of(
     prompt = prompt + (2 * request_id + 1,) * own if own >= 0 else prompt[: arrival.prompt_tokens]
     due_s = math.inf if ttft_s is None else arrival.at_s + ttft_s
     return Request(request_id, prompt, stop=stop, arrival_s=arrival.at_s, due_s=due_s, tenant=arrival.tenant)
-
-
-def _noise(ratios: Sequence[Sequence[float]], random: Random) -> Callable[[StepShape], float]:
-    decodes, prompts = ratios
-    return lambda shape: random.choice(prompts if shape.rows > shape.sequences else decodes)
 
 
 def bounded(arrivals: Iterable[Arrival], requests: int | None, duration_s: float | None) -> Iterator[Arrival]:

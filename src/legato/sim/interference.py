@@ -34,11 +34,11 @@ class Load:
 class Interference:
     """A run, and what was seen: `itl` between tokens of the streams, `ttft` of the long prompts."""
 
-    def __init__(self, setup: Setup, load: Load, seed: int = 0) -> None:
+    def __init__(self, setup: Setup, load: Load) -> None:
         self.itl, self.ttft = Sketch(), Sketch()
         self.output_tokens = self.prompt_tokens = 0
         self._load = load
-        self._replica = setup.replica(self, seed)
+        self._replica = setup.replica(self)
         self._last_s: dict[int, float] = {}
         self._long: dict[int, Request] = {}
         self._agenda: list[tuple[float, int, bool]] = []  # when, tokens, whether it is a stream
