@@ -33,6 +33,18 @@ def test_quantiles_of_a_sketch_are_right_to_a_quarter_percent() -> None:
     assert len(sketch._bins) < 5000
 
 
+def test_numbers_added_together_are_as_if_added_one_by_one() -> None:
+    one_by_one, together = Sketch(), Sketch()
+    for values in ([1.0, 1.001, 1.002], [2.0], [0.5, 0.7, 0.9], [0.0, 1.0], []):
+        together.add_all(values, 3)
+        for value in values:
+            one_by_one.add(value, 3)
+    assert together._bins == one_by_one._bins
+    for name in ("count", "least", "most"):
+        assert getattr(together, name) == getattr(one_by_one, name)
+    assert together.total == pytest.approx(one_by_one.total)
+
+
 def test_a_sketch_of_nothing_and_of_nought() -> None:
     sketch = Sketch()
     assert (sketch.quantile(0.5), sketch.mean, spread(sketch)) == (0.0, 0.0, None)

@@ -171,7 +171,7 @@ def _setup(recorded: Trace, begin_s: float, tiny_s: float) -> tuple[Setup, float
         max_num_seqs=engine.max_num_seqs,
         policy=engine.policy or "slo",
         itl_s=header.itl_s or None,
-        margin=median(recorded.steps[n].margin for n in alike),
+        margin=recorded.steps[told[0]].margin,
         prefill_share=0.2 if engine.prefill_share is None else engine.prefill_share,
         prefer="ttft" if engine.prefer == "ttft" else "itl",
         chunk_tokens=engine.long_prefill_token_threshold,
@@ -179,6 +179,7 @@ def _setup(recorded: Trace, begin_s: float, tiny_s: float) -> tuple[Setup, float
         prefix_caching=engine.prefix_caching,
         noise=Recorded(*noise),
         ahead=engine.async_scheduling,
+        learns=True,
     )
     return setup, max(tiny_s - median(before[-_TINY:]), 0.0) if before else 0.0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from legato.core.cost import StepCost
 from legato.core.request import Finished
 from legato.core.shape import Attention, StepShape
 from legato.core.slot import Slot
@@ -39,17 +40,20 @@ def quiet_steps(state: SchedulerState, max_seqs: int, attention: Attention) -> i
     return steps
 
 
-def quiet_shapes(running: Sequence[Slot], steps: int, attention: Attention) -> list[StepShape]:
-    """The shapes of so many of them. Cost: O(running + steps)."""
-    starts = [slot.scheduled for slot in running]
-    first = attention.decoded(starts)
-    more = attention.decoded([start + 1 for start in starts]) - first if steps > 1 else 0
-    n = len(starts)
-    return (
-        [StepShape(n, n, seen, seen, n) for seen in range(first, first + steps * more, more)]
-        if more
-        else ([StepShape(n, n, first, first, n)] * steps)
-    )
+def quiet_seconds(running: Sequence[Slot], steps: int, cost: StepCost) -> tuple[StepShape, list[float]]:
+    """The shape of the first of so many of them, and what each takes. Cost: O(running + steps).
+
+    Shapes grow by a constant and `cost` is a sum of products with them, so the first and the last say it all.
+    """
+    starts, attention = [slot.scheduled for slot in running], cost.attention
+    n, seen = len(starts), attention.decoded(starts)
+    shape = StepShape(n, n, seen, seen, n)
+    first_s = cost.predict(shape)
+    if steps == 1:
+        return shape, [first_s]
+    last = seen + (steps - 1) * (attention.decoded([start + 1 for start in starts]) - seen)
+    more_s = (cost.predict(StepShape(n, n, last, last, n)) - first_s) / (steps - 1)
+    return shape, [first_s + more_s * step for step in range(steps)]
 
 
 def leap(state: SchedulerState, steps: int, now_s: float) -> tuple[Finished, ...]:

@@ -35,6 +35,7 @@ class Setup:
     `itl_s` None: steps are bounded by their tokens alone. `margin`: what is planned with takes so many times what steps
     take, as an engine has learned it. `ttft_s`: when a first token is wanted of every request. `noise`: times so much
     each step takes. `ahead`: whoever comes shortly before a step ends is too late for the next one.
+    `learns`: predictions follow what steps took, as an engine's do; else it knows what they take, but for the noise.
     """
 
     cost: StepCost
@@ -54,16 +55,16 @@ class Setup:
     prefix_caching: bool = True
     noise: Noise | None = None
     ahead: bool = False
+    learns: bool = False
 
     def replica(
         self,
         witness: Witness,
         *,
-        learns: bool = False,
         leaps: bool = True,
         planned: Callable[[StepPlan], None] | None = None,
     ) -> Replica:
-        """One of it, with nothing to do yet. `learns`, `leaps`, `planned`: see `Replica`."""
+        """One of it, with nothing to do yet. `leaps`, `planned`: see `Replica`."""
         pacer = None
         if self.itl_s is not None:
             pacer = Pacer(
@@ -72,7 +73,7 @@ class Setup:
                 prefill_share=self.prefill_share,
                 prefer=self.prefer,
             )
-            if not learns:
+            if not self.learns:
                 pacer.pace.suppose(
                     _SUPPOSED_ROWS,
                     self.cost.predict(StepShape().with_chunk(self.cost.attention, 0, _SUPPOSED_ROWS, 1)),
@@ -84,7 +85,7 @@ class Setup:
             self.cost,
             witness,
             pacer=pacer,
-            learns=learns,
+            learns=self.learns,
             noise=self.noise,
             planned=planned,
             leaps=leaps,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import sub
 
 from legato.core.request import Finished, Request
 from legato.core.shape import StepShape
@@ -130,12 +131,13 @@ class Ledger:
         """Each of these got a token at each of `steps_s`. Cost: O(requests + steps)."""
         entries, first_s, last_s, limit_s = self._entries, steps_s[0], steps_s[-1], self._itl_s
         more, late = len(steps_s) - 1, 0
-        previous_s = first_s
-        for at_s in steps_s[1:] if more else ():
-            gap_s = at_s - previous_s
-            previous_s = at_s
-            self._gap(gap_s, len(request_ids))
-            late += limit_s is not None and gap_s > limit_s
+        if more:
+            gaps = list(map(sub, steps_s[1:], steps_s))
+            self.itl.add_all(gaps, len(request_ids))
+            if self._stall_s is not None and max(gaps) > self._stall_s:
+                self.stalls += len(request_ids) * sum(gap_s > self._stall_s for gap_s in gaps)
+            if limit_s is not None and max(gaps) > limit_s:
+                late = sum(gap_s > limit_s for gap_s in gaps)
         same_s, same = -1.0, 0
         for request_id in request_ids:
             entry = entries[request_id]

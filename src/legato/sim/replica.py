@@ -6,11 +6,12 @@ import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Protocol
 
 from legato.core.budget import StepBudget
 from legato.core.cost import StepCost
-from legato.core.leap import leap, quiet_shapes, quiet_steps
+from legato.core.leap import leap, quiet_seconds, quiet_steps
 from legato.core.pacer import Pacer, lead_seconds
 from legato.core.plan import StepPlan, StepResult
 from legato.core.request import Finished, Request
@@ -132,13 +133,14 @@ class Replica:
             return False
         self._quiet = list(self.state.running)
         self._begin_s = now_s
-        shapes = quiet_shapes(self._quiet, steps, self._truth.attention)
-        self._shape = shapes[0]
-        ends_s = self._quiet_ends_s
-        for shape in shapes:
-            now_s += self._seconds(shape, now_s)
-            ends_s.append(now_s)
-        self.ready_s = now_s
+        self._shape, seconds = quiet_seconds(self._quiet, steps, self._truth)
+        if self._noise is None:
+            self._quiet_ends_s = list(accumulate(seconds, initial=now_s))[1:]
+        else:
+            for step_s in seconds:
+                now_s += step_s * self._noise(self._shape, now_s)
+                self._quiet_ends_s.append(now_s)
+        self.ready_s = self._quiet_ends_s[-1]
         return True
 
     def _land(self, now_s: float) -> None:

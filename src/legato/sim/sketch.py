@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 _STEP = math.log(1.005)
 
@@ -38,6 +38,20 @@ class Sketch:
             return
         key = math.ceil(math.log(value) / _STEP)
         self._bins[key] = self._bins.get(key, 0) + times
+
+    def add_all(self, values: Sequence[float], times: int = 1) -> None:
+        """Adds several, each so many times. Cost: little, if the smallest and the largest are of one bin."""
+        if not values:
+            return
+        least, most = min(values), max(values)
+        if least <= 0.0 or math.ceil(math.log(least) / _STEP) != (key := math.ceil(math.log(most) / _STEP)):
+            for value in values:
+                self.add(value, times)
+            return
+        self._bins[key] = self._bins.get(key, 0) + times * len(values)
+        self.count += times * len(values)
+        self.total += times * sum(values)
+        self.least, self.most = min(self.least, least), max(self.most, most)
 
     @property
     def mean(self) -> float:
