@@ -37,8 +37,8 @@ demo: $(VENV)/.installed ## build, fetch the default model, show what chunks of 
 serve: $(VENV)/.installed ## build, fetch the default model, serve it on 127.0.0.1:8000 (PORT=, MODEL=)
 	@exec $(BIN)/legato serve $(MODEL) --port $(PORT)
 
-test: $(VENV)/.dev ## the whole test suite
-	@exec $(BIN)/python -m pytest
+test: $(VENV)/.dev ## the whole test suite, on up to four cores
+	@exec $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 test-slow: $(VENV)/.dev ## the tests that take minutes
 	@exec $(BIN)/python -m pytest -m slow --timeout 3600

@@ -143,10 +143,11 @@ def test_a_row_of_a_prompt_that_is_not_finite_fails_the_step_and_names_the_reque
 
 @needs_native
 @pytest.mark.timeout(900)
-def test_smollm2_gives_the_same_bits_from_every_start_in_chunks_of_32_beside_neighbours(smollm2_path: Path) -> None:
+def test_smollm2_gives_the_same_bits_from_many_starts_in_chunks_of_32_beside_neighbours(smollm2_path: Path) -> None:
     """vllm#8268, #14239, sglang#31639: L = 100, C = 32. Against one pass alone without chunks, bit for bit.
 
-    All starts go through one prefix cache, every third run is preempted on its way, and every fifth has few logits.
+    Every third start, and those around blocks. All go through one prefix cache, every third run is preempted on its
+    way, and every fifth has few logits.
     """
     from legato.exec.model import load_model
 
@@ -159,14 +160,15 @@ def test_smollm2_gives_the_same_bits_from_every_start_in_chunks_of_32_beside_nei
     assert alone.state.next_step == 2, "one pass, and one more token"
     assert len(wanted) == 100 and wanted[0] is None and None not in wanted[1:]
     rig = Rig(model.backend, kv_blocks=model.kv_blocks, block_tokens=model.block_tokens)
-    for start in range(100):
+    starts = [start for start in range(100) if start % 3 == 0 or start % 32 in (0, 1, 31)]
+    for number, start in enumerate(starts):
         request = scored(3 * start, prompt, start)
         one, other = neighbours(3 * start + 1)
-        budget = StepBudget(32, 4, 7 if start % 5 == 4 else 64)
-        preempt_at = start % 4 + 1 if start % 3 == 1 else -1
+        budget = StepBudget(32, 4, 7 if number % 5 == 4 else 64)
+        preempt_at = number % 4 + 1 if number % 3 == 1 else -1
         found = rig.serve([one, request, other], budget, preempt_at)[request.request_id]
         assert found == [None] * max(start, 1) + wanted[max(start, 1) :], f"start {start}"
-    assert rig.state.cached_tokens > 32 * 30, "starts from 33 on use the cache"
+    assert rig.state.cached_tokens > 32 * 12, "starts from 33 on use the cache"
 
 
 MEASURE = """

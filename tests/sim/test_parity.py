@@ -121,7 +121,7 @@ def case_of(seed: int) -> Case:
         if wished and number % 3 == 0:
             request = replace(request, due_s=arrival.at_s + 0.05, itl_s=0.02, priority=number % 2)
         requests.append(request)
-        if number == 8:
+        if number == 6:
             break
     return Case(setup, tuple(requests))
 
