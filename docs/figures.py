@@ -8,7 +8,8 @@ The other files in docs/data are what these commands printed or kept:
     legato demo --json > docs/data/demo.json
     python -m benchmarks.pace drift --data docs/data/drift.json
     python -m benchmarks.pace change --data docs/data/change.json
-    legato tune --json > docs/data/tune.json
+    legato bench interference --budget-ms 60 --duration 30 --data docs/data/pace.json    # of legato serve --itl-ms 60
+    legato tune --budgets 64,96,128,192,256,384,512,1024 --json > docs/data/tune.json
     legato simulate --device this --rate 1.2 --requests 2000 --slo-ttft-ms 2000 --slo-itl-ms 200 --json > docs/data/simulate.json
 """  # noqa: E501  (commands are not wrapped)
 
@@ -26,6 +27,8 @@ sys.path.insert(0, str(HERE.parent))
 
 from benchmarks.pace import draw_change, draw_drift  # noqa: E402
 
+from legato.bench.plot import Picture  # noqa: E402
+from legato.bench.plot import draw_svg as draw_interference  # noqa: E402
 from legato.demo.document import Demo  # noqa: E402
 from legato.demo.picture import draw_svg  # noqa: E402
 from legato.plots.simulation import draw_simulation  # noqa: E402
@@ -45,6 +48,7 @@ FIGURES: dict[str, Callable[[Any, Path], None]] = {
     "demo": written(lambda data: draw_svg(Demo.from_dict(data))),
     "drift": written(draw_drift),
     "change": written(draw_change),
+    "pace": written(lambda data: draw_interference(Picture(**data))),
     "slowdown": draw_slowdown,
     "tune": draw_tuning,
     "simulate": draw_simulation,

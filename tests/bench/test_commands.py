@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.fake_server import FakeServer, serving_apart
+from legato.bench.plot import Picture, draw_svg
 from legato.cli.main import app
 
 runner = CliRunner()
@@ -16,10 +17,10 @@ QUICK = ["--streams", "3", "--every", "0.25", "--duration", "0.7", "--warmup", "
 
 
 def test_interference_reports_draws_and_ends_with_one_json_document(tmp_path: Path) -> None:
-    svg, html = tmp_path / "a.svg", tmp_path / "a.html"
+    svg, html, data = tmp_path / "a.svg", tmp_path / "a.html", tmp_path / "a.json"
     with serving_apart(FakeServer(gap_s=0.01, s_per_token=0.0004)) as server:
         arguments = ["bench", "interference", "--url", server.url, *QUICK, "--budget-ms", "500", "--seed", "1"]
-        result = runner.invoke(app, [*arguments, "--svg", str(svg), "--html", str(html), "--json"])
+        result = runner.invoke(app, [*arguments, "--svg", str(svg), "--html", str(html), "--data", str(data), "--json"])
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout.splitlines()[-1])
     assert document["valid"] and document["settings"]["streams"] == 3 and document["server"]["takes_ids"]
@@ -30,6 +31,7 @@ def test_interference_reports_draws_and_ends_with_one_json_document(tmp_path: Pa
     assert found["tokens_per_chunk"] in (None, 1.0)
     assert document["machine"]["server_is_local"] and document["machine"]["client_cores"] < 1
     assert svg.read_text().startswith("<svg") and "<table>" in html.read_text()
+    assert draw_svg(Picture(**json.loads(data.read_text()))).count("\n") == svg.read_text().count("\n")
 
 
 def test_interference_shows_its_figures_to_a_reader() -> None:

@@ -81,12 +81,14 @@ def test_points_are_kept_and_found_again(tmp_path: Path) -> None:
     assert not path.exists() and Kept(path, what).points == []
 
 
-def test_the_least_chunk_keeps_its_share_from_there_on() -> None:
-    efficiency = Efficiency({10: 1.0, 20: 1.0, 40: 1.0, 50: 2.0, 60: 1.2, 80: 1.6})
-    assert efficiency.best == 50.0
-    assert efficiency.least(0.4) == 20
-    assert efficiency.least(0.8) == 60, "at 50 rows a block is begun"
-    assert efficiency.share(20) == 0.4
+def test_the_least_chunk_keeps_its_share_as_the_next_one_does() -> None:
+    efficiency = Efficiency({16: 1.6, 19: 1.0, 23: 1.5, 27: 1.35, 32: 1.28, 38: 1.5, 39: 1.0, 64: 1.6})
+    assert efficiency.best == 64 / 1.6
+    assert efficiency.least(0.3) == 19
+    assert efficiency.least(0.45) == 27, "19 keeps it, and 23 does not"
+    assert efficiency.least(0.9) == 64
+    assert efficiency.share(19) == 19 / 40
+    assert Efficiency({16: 1.0, 19: 1.0, 500: 1.0}).least(0.9) is None
 
 
 def test_a_block_that_is_begun_shows_as_a_step() -> None:
@@ -95,4 +97,7 @@ def test_a_block_that_is_begun_shows_as_a_step() -> None:
     assert {255, 256, 257} <= set(steps(300)) <= set(efficiency.seconds)
     assert efficiency.seconds[257] - efficiency.seconds[256] == pytest.approx(0.01)
     assert efficiency.seconds[256] == pytest.approx(efficiency.seconds[255])
+    looks_back = StepCost(Attention(), Curve((1,), (0.001,), 0.001), pair_s=1e-6)
+    rates = [predicted(looks_back, sizes(300)).rate(rows) for rows in (16, 64, 256)]
+    assert rates == pytest.approx([rates[0]] * 3, rel=0.01), "rows look back equally far, whatever their chunk"
     assert efficiency.to_dict()["around"] == [64, 128, 256]

@@ -17,17 +17,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from legato.cli import options
+from legato.cli.measured import capacity_rows, interference_rows, picture_of, probe_line
+from legato.cli.simulated import show_rows
 from legato.errors import ConfigError
 
 if TYPE_CHECKING:
-    from legato.bench.capacity import Plan, Probe
+    from legato.bench.capacity import Plan
     from legato.bench.client import Client
     from legato.bench.dialect import Dialect
-    from legato.bench.interference import Figures, Run, Settings
+    from legato.bench.interference import Settings
     from legato.bench.load import Prompts
     from legato.bench.machine import Meter
     from legato.bench.plot import Picture
-    from legato.bench.record import Spread
 
 clock = time.perf_counter
 
@@ -70,6 +71,7 @@ def interference(
     as_json: options.AsJson = False,
     svg: Annotated[Path | None, typer.Option(help="Draw every token into this file.", dir_okay=False)] = None,
     html: Annotated[Path | None, typer.Option(help="The same with a table, as a page.", dir_okay=False)] = None,
+    data: Annotated[Path | None, typer.Option(help="Keep what is drawn, as JSON.", dir_okay=False)] = None,
 ) -> None:
     """Do streams stall while somebody else's long prompt is read?
 
@@ -99,9 +101,9 @@ def interference(
     )
     seed = Random().randrange(2**31) if seed is None else seed
     target = Target(url, model, parse_vocab(vocab), api_key)
-    for path in (svg, html):
+    for path in (svg, html, data):
         options.check_folder(path)
-    measure(_interference(settings, target, seed, as_json=as_json, svg=svg, html=html))
+    measure(_interference(settings, target, seed, _Files(svg, html, data), as_json=as_json))
 
 
 @app.command()
@@ -183,9 +185,26 @@ class Target:
         return client, dialect, Prompts(random, self.vocab, None if dialect.takes_ids else dialect.words)
 
 
-async def _interference(
-    settings: Settings, target: Target, seed: int, *, as_json: bool, svg: Path | None, html: Path | None
-) -> None:
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """Where the picture is drawn, in which form."""
+
+    svg: Path | None
+    html: Path | None
+    data: Path | None
+
+    def draw(self, picture: Picture, rows: list[tuple[str, str]], note: str) -> None:
+        from legato.bench.plot import draw_html, draw_svg
+
+        if self.svg is not None:
+            self.svg.write_text(draw_svg(picture), encoding="utf-8")
+        if self.html is not None:
+            self.html.write_text(draw_html(picture, rows, note), encoding="utf-8")
+        if self.data is not None:
+            self.data.write_text(json.dumps(picture.to_dict()) + "\n", encoding="utf-8")
+
+
+async def _interference(settings: Settings, target: Target, seed: int, files: _Files, *, as_json: bool) -> None:
     """Runs, judges, reports. Raises RunInvalid, after the JSON is out."""
     from legato.bench.dialect import Server
     from legato.bench.interference import faults, figures, interfere
@@ -204,11 +223,11 @@ async def _interference(
         reasons = list(invalid.reasons)
     if not reasons:
         found = figures(run)
-        rows = _interference_rows(found, settings, meter)
+        rows = interference_rows(found, settings, meter)
         note = f"{dialect.model} at {client.address} · {_date()} · {_measured_by()} · seed {seed}"
-        _draw(_picture(run, found, dialect), rows, note, svg, html)
+        files.draw(picture_of(run, found, dialect), rows, note)
         if not as_json:
-            _show(f"[bold cyan]{dialect.model}[/] at {client.address} · {settings.duration_s:g} s measured", rows)
+            show_rows(f"[bold cyan]{dialect.model}[/] at {client.address} · {settings.duration_s:g} s measured", rows)
     if as_json:
         document = _document("interference", client, dialect, meter, {**dataclasses.asdict(settings), "seed": seed})
         outcome = {"valid": not reasons, "reasons": reasons, "figures": None if found is None else found.to_dict()}
@@ -231,7 +250,7 @@ async def _capacity(plan: Plan, target: Target, *, as_json: bool) -> None:
     async with meter:
         async for probe in find_capacity(Server(client, dialect), prompts, plan, clock):
             probes.append(probe)
-            typer.echo(_probe_line(probe))
+            typer.echo(probe_line(probe))
     reasons = meter.faults(plan.limits.itl_ms)
     if as_json:
         best = None if reasons else max((p for p in probes if p.meets), key=lambda p: p.rate, default=None)
@@ -247,9 +266,9 @@ async def _capacity(plan: Plan, target: Target, *, as_json: bool) -> None:
         raise RunInvalid(reasons)
     best = best_of(probes)
     if not as_json:
-        _show(
+        show_rows(
             f"[bold cyan]{dialect.model}[/] at {client.address} · {len(probes)} rates",
-            _capacity_rows(best, plan, meter),
+            capacity_rows(best, plan, meter),
         )
 
 
@@ -268,85 +287,6 @@ def _waiting(what: str) -> Iterator[None]:
             console.print(" " * (len(what) + 2), end="\r")
 
 
-def _interference_rows(found: Figures, settings: Settings, meter: Meter) -> list[tuple[str, str]]:
-    lengths = " and ".join(f"{tokens:,}" for tokens in settings.prompt_tokens)
-    rows = [
-        ("load", f"{settings.streams} streams · a prompt of {lengths} tokens every {settings.every_s:g} s"),
-        ("ITL", f"{_spread(found.itl)} · between tokens of the streams"),
-        ("  beside", f"{_spread(found.itl_beside)} · while a long prompt was in flight"),
-        ("  apart", f"{_spread(found.itl_apart)} · while none was"),
-        (
-            "stalls",
-            f"{found.stalls:,} gaps over {settings.budget_ms:g} ms: {100 * found.late_share:.2f} % of the tokens late",
-        ),
-        ("TTFT, long", f"{_waits(found.long_ttft_all)} · {found.long_completed} of {found.long_sent} long prompts"),
-    ]
-    if len(found.long_ttft) > 1:
-        rows += [(f"  {tokens:,}", _waits(value)) for tokens, value in found.long_ttft.items()]
-    rows += [
-        ("TTFT, streams", f"{_waits(found.stream_ttft)} · when they asked anew"),
-        ("output", f"{found.output_tokens_per_s:,.1f} tokens/s"),
-        ("prompts", f"{found.prompt_tokens_per_s:,.1f} tokens/s of long prompts"),
-    ]
-    if found.tokens_per_chunk is None:
-        rows.append(("chunks", "taken for tokens: the server did not tell how many tokens an answer had"))
-    elif abs(found.tokens_per_chunk - 1) > 0.02:
-        rows.append(("chunks", f"{found.tokens_per_chunk:.2f} tokens each: a gap is between chunks, not tokens"))
-    return [*rows, ("client", _client(meter))]
-
-
-def _capacity_rows(best: Probe, plan: Plan, meter: Meter) -> list[tuple[str, str]]:
-    limits = plan.limits
-    return [
-        ("load", f"prompts of {plan.prompt} tokens, answers of {plan.output} · Poisson · seed {plan.seed}"),
-        (
-            "capacity",
-            f"[bold]{best.rate:.3g} requests/s[/]{' or more (--max-rate)' if best.rate >= plan.max_rate else ''}",
-        ),
-        ("TTFT", f"p99 {_ms(best.ttft, 'p99_ms')} of {limits.ttft_ms:g} ms"),
-        ("ITL", f"p99 {_ms(best.itl, 'p99_ms')} of {limits.itl_ms:g} ms"),
-        ("goodput", f"{best.good_requests_per_s:.3g} requests/s · {best.good_tokens_per_s:,.1f} tokens/s meet both"),
-        ("requests", f"{best.sent:,} at this rate{'' if best.sent >= 100 else ': p99 is the worst of them'}"),
-        ("client", _client(meter)),
-    ]
-
-
-def _probe_line(probe: Probe) -> str:
-    verdict = "meets" if probe.meets else f"misses: {'; '.join(probe.misses)}"
-    return (
-        f"{probe.rate:8.3g} requests/s · {probe.sent:4} sent, {probe.completed:4} completed"
-        f" · p99 TTFT {_ms(probe.ttft, 'p99_ms')}, ITL {_ms(probe.itl, 'p99_ms')} · {verdict}"
-    )
-
-
-def _picture(run: Run, found: Figures, dialect: Dialect) -> Picture:
-    from legato.bench.plot import Picture
-
-    gaps, settings = run.gaps(), run.settings
-    spans = [(prompt.span_s(run.cut_s), prompt.served_tokens) for prompt in run.long]
-    ends_s = [begin + length - run.start_s for begin, length in zip(gaps.begin_s, gaps.length_s, strict=True)]
-    lengths = " and ".join(f"{tokens:,}" for tokens in settings.prompt_tokens)
-    worst = f"p50 {_ms(found.itl, 'p50_ms')}, p99 {_ms(found.itl, 'p99_ms')}, worst {_ms(found.itl, 'max_ms')}"
-    return Picture(
-        title=f"{dialect.model}: {settings.streams} streams while prompts of {lengths} tokens are read",
-        subtitle=f"Gap before each token: {worst}",
-        duration_s=settings.duration_s,
-        budget_ms=settings.budget_ms,
-        at_s=ends_s,
-        gap_ms=[1e3 * length for length in gaps.length_s],
-        spans=[(sent_s - run.start_s, first_s - run.start_s, tokens) for (sent_s, first_s), tokens in spans],
-    )
-
-
-def _draw(picture: Picture, rows: list[tuple[str, str]], note: str, svg: Path | None, html: Path | None) -> None:
-    from legato.bench.plot import draw_html, draw_svg
-
-    if svg is not None:
-        svg.write_text(draw_svg(picture), encoding="utf-8")
-    if html is not None:
-        html.write_text(draw_html(picture, rows, note), encoding="utf-8")
-
-
 def _document(verb: str, client: Client, dialect: Dialect, meter: Meter, settings: dict[str, Any]) -> dict[str, Any]:
     """What both documents begin with."""
     import legato
@@ -358,36 +298,6 @@ def _document(verb: str, client: Client, dialect: Dialect, meter: Meter, setting
         "machine": meter.to_dict(is_local=client.address.is_local),
         "settings": settings,
     }
-
-
-def _show(title: str, rows: list[tuple[str, str]]) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(f"\n{title}\n")
-    for label, text in rows:
-        console.print(f"  [dim]{label:15}[/]{text}")
-    console.print()
-
-
-def _spread(value: Spread | None) -> str:
-    if value is None:
-        return "none"
-    return f"p50 {value.p50_ms:,.1f} ms · p99 {value.p99_ms:,.1f} · worst {value.max_ms:,.1f}"
-
-
-def _waits(value: Spread | None) -> str:
-    return "none" if value is None else f"p50 {value.p50_ms / 1e3:,.2f} s · worst {value.max_ms / 1e3:,.2f} s"
-
-
-def _ms(value: Spread | None, name: str) -> str:
-    return "–" if value is None else f"{getattr(value, name):,.0f} ms"
-
-
-def _client(meter: Meter) -> str:
-    lag = "" if meter.lag is None else f" · woken {meter.lag.p99_ms:.1f} ms late (p99)"
-    steal = "" if meter.steal_share is None else f" · steal {100 * meter.steal_share:.1f} % of this machine"
-    return f"{100 * meter.cores:.0f} % of a core{lag}{steal}"
 
 
 def _date() -> str:

@@ -15,10 +15,12 @@ def show_rows(title: str, rows: Iterable[tuple[str, str]]) -> None:
     """Prints labels and texts under each other."""
     from rich.console import Console
 
+    rows = list(rows)
+    width = max(len(label) for label, _ in rows) + 2
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"\n{title}\n")
     for label, text in rows:
-        console.print(f"  [dim]{label:11}[/]{text}")
+        console.print(f"  [dim]{label:{width}}[/]{text}")
     console.print()
 
 

@@ -251,12 +251,13 @@ async def _serve_and_measure(model: str, setting: Setting, sent: Settings, max_n
     if reasons := faults(run):
         raise RunInvalid([f"with {setting}: {reason}" for reason in reasons])
     found = figures(run)
-    assert found.itl is not None and found.long_ttft_all is not None
+    if found.itl_beside is None or found.long_ttft_all is None:
+        raise RunInvalid([f"with {setting}, no token came while a long prompt was read; raise --duration"])
     return Point(
         setting,
-        found.itl.p50_ms,
-        found.itl.p99_ms,
-        found.itl.max_ms,
+        found.itl_beside.p50_ms,
+        found.itl_beside.p99_ms,
+        found.itl_beside.max_ms,
         found.long_ttft_all.p50_ms,
         found.output_tokens_per_s,
         found.prompt_tokens_per_s,
@@ -330,8 +331,8 @@ def _show(document: dict[str, Any], points: Sequence[Point], advice: Advice, eff
     console = Console(highlight=False, soft_wrap=True)
     lengths = " and ".join(f"{n:,}" for n in document["load"]["prompt_tokens"])
     load, kind = document["load"], " (simulated)" if document["simulated"] else ""
-    sent = f"{load['streams']} streams, a prompt of {lengths} tokens every {load['every_s']:g} s{kind}; in ms"
-    console.print(f"\n[bold cyan]{document['model']}[/] on {document['device']}: {sent}\n")
+    sent = f"{load['streams']} streams, a prompt of {lengths} tokens every {load['every_s']:g} s{kind}"
+    console.print(f"\n[bold cyan]{document['model']}[/] on {document['device']}: {sent}; gaps beside it, in ms\n")
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
     for name in ("a step", "ITL p50", "p99", "worst", "TTFT", "tokens/s", ""):
         table.add_column(name, justify="left" if not name else "right", no_wrap=True)
@@ -345,7 +346,8 @@ def _show(document: dict[str, Any], points: Sequence[Point], advice: Advice, eff
             " ".join(marks),
         )
     console.print(table)
-    least = ", ".join(f"{100 * share:.0f} % from {efficiency.least(share):,} tokens" for share in SHARES)
+    kept = ((share, efficiency.least(share)) for share in SHARES)
+    least = ", ".join(f"{100 * share:.0f} % from {rows:,} tokens" for share, rows in kept if rows is not None)
     console.print(f"\n  [dim]{'why':8}[/]{advice.why}")
     console.print(f"  [dim]{'rule':8}[/]{advice.rule}")
     console.print(f"  [dim]{'chunks':8}[/]of {efficiency.best:,.0f} tokens/s, a prompt gets {least} a chunk on")

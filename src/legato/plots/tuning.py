@@ -40,7 +40,7 @@ def _draw_knee(axes: Axes, document: dict[str, Any]) -> None:
         [chosen["itl_p99_ms"]], [chosen["ttft_ms"]], "o", markersize=13, fillstyle="none", color=RED, label="knee"
     )
     axes.set_title("First token of a long prompt, ms")
-    axes.set_xlabel("ms between tokens of the streams, p99")
+    axes.set_xlabel("ms between tokens of the streams beside it, p99")
     axes.margins(0.12)
     axes.set_xlim(0)
     axes.set_ylim(0)
@@ -67,29 +67,32 @@ def _draw_rate(axes: Axes, points: list[dict[str, Any]]) -> None:
 
 def _draw_share(axes: Axes, efficiency: dict[str, Any]) -> None:
     rates = {int(rows): value for rows, value in efficiency["tokens_per_s"].items()}
-    best = efficiency["best_tokens_per_s"]
-    axes.plot(list(rates), [100 * value / best for value in rates.values()], color=BLUE)
+    ladder, best = efficiency["ladder"], efficiency["best_tokens_per_s"]
+    axes.plot(ladder, [100 * rates[rows] / best for rows in ladder], "o-", color=BLUE, markersize=3)
+    axes.set_xscale("log", base=2)
+    logarithmic(axes.xaxis, base=2)
     for share, rows in efficiency["least_rows"].items():
         percent = 100 * float(share)
         axes.axhline(percent, color=FAINT, linewidth=0.8, linestyle=":")
-        axes.plot([rows], [percent], "o", color=ORANGE)
-        axes.annotate(f"{percent:.0f} % from {rows:,} on", (rows, percent), textcoords="offset points", xytext=(8, -13))
-    axes.set_xscale("log", base=2)
-    logarithmic(axes.xaxis, base=2)
+        if rows is not None:
+            axes.plot([rows], [100 * rates[rows] / best], "o", color=ORANGE)
+            axes.annotate(f"{percent:.0f} % from {rows:,} on", (rows, percent), textcoords="offset points",
+                          xytext=(14, -13))  # fmt: skip
     axes.set_title("Speed of a prompt in chunks, % of the best")
     axes.set_xlabel("tokens a chunk")
     axes.set_ylim(0, 104)
 
 
 def _draw_steps(axes: Axes, efficiency: dict[str, Any]) -> None:
-    """Each row's time around multiples of blocks, over that of the first size of its group."""
+    """Time around multiples of blocks, a row more or less, over the mean of its group."""
     rates = {int(rows): value for rows, value in efficiency["tokens_per_s"].items()}
     for middle, colour in zip(efficiency["around"], (BLUE, ORANGE, TEAL, RED), strict=False):
         near = [n for n in sorted(rates) if abs(n - middle) <= efficiency["near"]]
         seconds = [n / rates[n] for n in near]
-        axes.plot([n - middle for n in near], [100 * (s / seconds[0] - 1) for s in seconds], "o-", color=colour,
+        mean = sum(seconds) / len(seconds)
+        axes.plot([n - middle for n in near], [100 * (s / mean - 1) for s in seconds], "o-", color=colour,
                   label=f"around {middle:,}")  # fmt: skip
-    axes.set_title("Steps of tiles: % longer than the smallest shown")
+    axes.set_title("Steps of tiles: % above the mean of each group")
     axes.set_xlabel("rows more")
     axes.locator_params(axis="x", integer=True)
     axes.legend()

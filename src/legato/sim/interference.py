@@ -32,7 +32,7 @@ class Load:
 
 
 class Interference:
-    """A run, and what was seen: `itl` between tokens of the streams, `ttft` of the long prompts."""
+    """A run, and what was seen: `itl` of the streams while a long prompt was in flight, `ttft` of the long prompts."""
 
     def __init__(self, setup: Setup, load: Load) -> None:
         self.itl, self.ttft = Sketch(), Sketch()
@@ -88,7 +88,7 @@ class Interference:
             for at_s in steps_s:
                 if self._load.warmup_s <= at_s < self._stop_s:
                     self.output_tokens += 1
-                    if request_id in self._last_s:
+                    if self._long and request_id in self._last_s:
                         self.itl.add(at_s - self._last_s[request_id])
                 self._last_s[request_id] = at_s
 

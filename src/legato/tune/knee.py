@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from legato.errors import ConfigError
 from legato.tune.sweep import Point, Setting
 
-RULE = "Kneedle (Satopää et al., 2011), on p99 of the gaps against the median time to a first token"
+RULE = (
+    "Kneedle (Satopää et al., 2011), on p99 of the gaps beside a long prompt against the median time to its first token"
+)
 _CORNER = "the nearest to the best of both, each from 0 to 1: Kneedle sees no knee"
 # A setting counts as no worse than another one within this.
 _ALIKE = 1.03

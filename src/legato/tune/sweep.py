@@ -34,7 +34,9 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What a setting came to. ITL: gaps of the streams. TTFT: of the long prompts, the median."""
+    """What a setting came to. ITL: gaps of the streams while a long prompt was in flight; of all gaps these may be less
+    than a hundredth. TTFT: of the long prompts, the median.
+    """
 
     setting: Setting
     itl_p50_ms: float
