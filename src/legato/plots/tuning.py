@@ -25,9 +25,9 @@ def _draw_knee(axes: Axes, document: dict[str, Any]) -> None:
     timed = [p for p in document["points"] if p["budget_ms"] is not None]
     front = sorted(in_tokens, key=lambda p: p["tokens"])
     axes.plot(*_places(front), "o-", color=BLUE, label="tokens a step")
-    for point in front:
+    for n, point in enumerate(front):
         axes.annotate(f"{point['tokens']:,}", (point["itl_p99_ms"], point["ttft_ms"]), textcoords="offset points",
-                      xytext=(6, 5), fontsize=8)  # fmt: skip
+                      xytext=(4, 7 if n % 2 else -13), fontsize=8)  # fmt: skip
     if timed:
         axes.plot(
             [p["itl_p99_ms"] for p in timed], [p["ttft_ms"] for p in timed], "D", color=TEAL, label="milliseconds"
@@ -41,9 +41,10 @@ def _draw_knee(axes: Axes, document: dict[str, Any]) -> None:
     )
     axes.set_title("First token of a long prompt, ms")
     axes.set_xlabel("ms between tokens of the streams beside it, p99")
-    axes.margins(0.12)
-    axes.set_xlim(0)
-    axes.set_ylim(0)
+    axes.set_xscale("log")
+    logarithmic(axes.xaxis)
+    axes.margins(x=0.15)
+    axes.set_ylim(0, 1.15 * max(p["ttft_ms"] for p in document["points"]))
     axes.legend()
 
 
@@ -60,8 +61,7 @@ def _draw_rate(axes: Axes, points: list[dict[str, Any]]) -> None:
         axes.axhline(point["output_tokens_per_s"], color=TEAL, linestyle="--", label=f"{point['budget_ms']:g} ms")
     axes.set_title("Throughput")
     axes.set_xlabel("tokens a step, at most")
-    axes.margins(0.1)
-    axes.set_ylim(0)
+    axes.set_ylim(0, 1.15 * max(p["output_tokens_per_s"] for p in points))
     axes.legend(loc="lower right")
 
 

@@ -13,6 +13,8 @@ RULE = (
     "Kneedle (Satopää et al., 2011), on p99 of the gaps beside a long prompt against the median time to its first token"
 )
 _CORNER = "the nearest to the best of both, each from 0 to 1: Kneedle sees no knee"
+# Of Kneedle: how far a curve must fall from its knee; 1 is for curves of many points.
+_SENSITIVITY = 0.5
 # A setting counts as no worse than another one within this.
 _ALIKE = 1.03
 
@@ -64,7 +66,7 @@ def _knee(front: Sequence[Point]) -> tuple[Point | None, str]:
     gaps, firsts = [p.itl_p99_ms for p in front], [p.ttft_ms for p in front]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there is none is told by the answer
-        found = KneeLocator(gaps, firsts, curve="convex", direction="decreasing").knee
+        found = KneeLocator(gaps, firsts, S=_SENSITIVITY, curve="convex", direction="decreasing").knee
     return next((p for p in front if p.itl_p99_ms == found), None), RULE
 
 
