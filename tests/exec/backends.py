@@ -26,8 +26,15 @@ try:
 except ImportError:  # the kernels are not built: only the reference is tested
     _native = None  # type: ignore[assignment]
 
+try:
+    import torch
+except ImportError:  # an extra
+    torch = None  # type: ignore[assignment]
+
 ISAS: list[str] = [] if _native is None else _native.isas()
 needs_native = pytest.mark.skipif(_native is None, reason="the native kernels are not built")
+
+needs_torch = pytest.mark.skipif(torch is None, reason="torch is not installed: pip install 'legato-serve[torch]'")
 
 Build = Callable[[Any], Any]
 
@@ -105,6 +112,28 @@ class NativeUnderTest(OpsUnderTest):
             self.threads,
         )
         return np.array(out)
+
+    def read(self, layer: int, block: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        return self.kv.read(layer, block)
+
+
+class TorchUnderTest(OpsUnderTest):
+    def __init__(self, layout: KvLayout, blocks: int) -> None:
+        from legato.exec.torch.kv import TorchKv
+
+        self.layout, self.kv = layout, TorchKv(layout, blocks, torch.device("cpu"))
+
+    def weight(self, values: NDArray[np.float32]) -> Any:
+        return torch.from_numpy(values.copy())
+
+    def run(self, build: Build, batch: Batch) -> NDArray[np.float32]:
+        from legato.exec.torch.ops import TorchOps, Vectors
+        from legato.exec.torch.rows import Rows
+
+        cpu = torch.device("cpu")
+        with torch.inference_mode():
+            rows = Rows.of(batch, self.layout.block_tokens, cpu)
+            return np.array(build(TorchOps(self.kv, rows, Vectors(cpu))).numpy())
 
     def read(self, layer: int, block: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         return self.kv.read(layer, block)
@@ -220,3 +249,22 @@ def cpu_backend(
         threads=2,
     )
     return CpuBackend(program, kv, weights, threads)
+
+
+def torch_backend(
+    checkpoint: RandomCheckpoint, *, blocks: int, block_tokens: int, positions: int, dtype: Any = None
+) -> Any:
+    """The torch backend on the same checkpoint, its matrices of type `dtype`, float32 if None."""
+    from legato.exec.decoder import collect_weights
+    from legato.exec.torch.backend import TorchBackend
+    from legato.exec.torch.kv import TorchKv
+
+    spec = checkpoint.spec
+    weights = collect_weights(
+        spec,
+        tuple(rope_table(rope, positions) for rope in spec.ropes),
+        lambda name, out, inputs: torch.from_numpy(checkpoint.tensor(name).dequantise()).to(dtype or torch.float32),
+        lambda name, length: checkpoint.vector(name),
+    )
+    kv = TorchKv(KvLayout.of(spec, block_tokens=block_tokens, dtype="f32"), blocks, torch.device("cpu"))
+    return TorchBackend(spec, weights, kv)

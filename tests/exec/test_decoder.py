@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exec.backends import ISAS, RandomCheckpoint, batch_of, cpu_backend, needs_native, reference_backend
+from exec.backends import (
+    ISAS,
+    RandomCheckpoint,
+    batch_of,
+    cpu_backend,
+    needs_native,
+    needs_torch,
+    reference_backend,
+    torch_backend,
+)
 from exec.tiny_specs import TINY_SPECS
 from legato.exec.batch import Batch
 from legato.exec.ops import FloatArray
@@ -64,6 +73,34 @@ def test_native_logits_and_cache_are_those_of_the_oracle(name: str, isa: str) ->
         for block in (9, 4, 7, 2, 3, 11, 5):
             for found, expected in zip(native.kv.read(layer, block), oracle.kv.read(layer, block), strict=True):
                 assert worst(found, expected) < 1e-4
+
+
+@needs_torch
+@pytest.mark.parametrize("name", TINY_SPECS)
+def test_torch_logits_and_cache_are_those_of_the_oracle(name: str) -> None:
+    checkpoint = RandomCheckpoint(TINY_SPECS[name])
+    sizes: dict[str, Any] = {"blocks": BLOCKS, "block_tokens": BLOCK_TOKENS, "positions": POSITIONS}
+    oracle = reference_backend(checkpoint, dtype=np.float64, **sizes)
+    found = torch_backend(checkpoint, **sizes)
+    for batch in mixed_steps():
+        assert worst(found.run(batch), oracle.run(batch)) < 1e-4
+    for layer in range(len(checkpoint.spec.layers)):
+        for block in (9, 4, 7, 2, 3, 11, 5):
+            for mine, expected in zip(found.kv.read(layer, block), oracle.kv.read(layer, block), strict=True):
+                assert worst(mine, expected) < 1e-4
+
+
+@needs_torch
+@pytest.mark.parametrize("name", TINY_SPECS)
+def test_torch_with_weights_of_16_bits_is_near_the_oracle(name: str) -> None:
+    import torch
+
+    checkpoint = RandomCheckpoint(TINY_SPECS[name])
+    sizes: dict[str, Any] = {"blocks": BLOCKS, "block_tokens": BLOCK_TOKENS, "positions": POSITIONS}
+    oracle = reference_backend(checkpoint, dtype=np.float64, **sizes)
+    found = torch_backend(checkpoint, dtype=torch.bfloat16, **sizes)
+    for batch in mixed_steps():
+        assert worst(found.run(batch), oracle.run(batch)) < 0.05
 
 
 @needs_native
