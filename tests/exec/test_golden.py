@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from exec.backends import ISAS, needs_native
+from exec.backends import ISAS, needs_native, needs_torch
 from legato.exec.batch import Batch
 from legato.exec.kv import KvLayout
 from legato.exec.reference.backend import ReferenceBackend, reference_weights
@@ -114,6 +114,26 @@ def test_the_kernels_compute_what_transformers_does(name: str, isa: str, tiny_mo
         _native.set_isa(before)
 
 
+def torch_backend(path: Path, positions: int) -> Any:
+    import torch
+
+    from legato.exec.torch.backend import TorchBackend
+    from legato.exec.torch.kv import TorchKv
+    from legato.exec.torch.load import torch_weights
+
+    checkpoint, cpu = open_checkpoint(path), torch.device("cpu")
+    spec = checkpoint.spec
+    weights = torch_weights(checkpoint, tuple(rope_table(rope, positions) for rope in spec.ropes), cpu)
+    kv = TorchKv(KvLayout.of(spec, block_tokens=BLOCK_TOKENS, dtype="f32"), -(-positions // BLOCK_TOKENS), cpu)
+    return TorchBackend(spec, weights, kv)
+
+
+@needs_torch
+@pytest.mark.parametrize("name", TINY)
+def test_torch_computes_what_transformers_does(name: str, tiny_models: Path) -> None:
+    check_tiny(torch_backend(tiny_models / name, 128), name, 1e-3)
+
+
 # ── the real models ─────────────────────────────────────────────────────────────────────────────
 
 
@@ -135,8 +155,16 @@ def real(request: pytest.FixtureRequest) -> tuple[str, Path]:
 @needs_native
 def test_logits_and_greedy_text_are_those_of_transformers(real: tuple[str, Path]) -> None:
     name, path = real
+    check_real(load(path, activations="f32", kv_dtype="f32"), name)
+
+
+@needs_torch
+def test_torch_gives_logits_and_greedy_text_of_transformers(smollm2_path: Path) -> None:
+    check_real(torch_backend(smollm2_path, 2048), "smollm2-135m")
+
+
+def check_real(backend: Any, name: str) -> None:
     record = golden(name)
-    backend = load(path, activations="f32", kv_dtype="f32")
     worst, compared = 0.0, 0
     for prompt, expected in record["prompts"].items():
         rows = continuation(backend, expected)

@@ -10,7 +10,7 @@ from legato._native import isa
 from legato.core.budget import StepBudget
 from legato.errors import ConfigError
 from legato.exec.cpu.backend import Activations, CpuBackend, choose_shifts, make_kv, record
-from legato.exec.cpu.pack import Progress, load_nbytes, pack_weights, packed_nbytes
+from legato.exec.cpu.pack import load_nbytes, pack_weights, packed_nbytes
 from legato.exec.executor import ModelExecutor
 from legato.exec.host_pool import HostPool
 from legato.exec.kv import KvDtype, KvLayout, default_pool_blocks
@@ -19,6 +19,7 @@ from legato.exec.rope import rope_nbytes, rope_table
 from legato.exec.spec import ModelSpec
 from legato.exec.weights.checkpoint import open_checkpoint
 from legato.exec.weights.quantize import Quantize
+from legato.exec.weights.read import Progress
 
 # Rows of float32 [vocab] the sampler has in hand at once: copy, weights, masks, sorted weights.
 _SAMPLER_ROWS = 8

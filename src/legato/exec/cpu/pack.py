@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from legato._native import Matrix
-from legato.exec.decoder import DecoderWeights, collect_weights, expect_shape
-from legato.exec.ops import FloatArray
+from legato.exec.decoder import DecoderWeights
 from legato.exec.rope import RopeTable
+from legato.exec.weights.read import Progress, read_weights
 from legato.exec.weights.tensor import Checkpoint, GroupedTensor, HostTensor
-
-Progress = Callable[[int, int], None]
 
 PANEL_OUTPUTS = 16
 
@@ -32,27 +29,7 @@ def pack_weights(
 
     `progress(done, total)`, in bytes of the file, is called after each tensor. Raises ModelCorrupt.
     """
-    done = 0
-
-    def advance(name: str) -> None:
-        nonlocal done
-        done += checkpoint.file_nbytes(name)
-        if progress is not None:
-            progress(done, checkpoint.nbytes)
-
-    def matrix(name: str, rows: int, cols: int) -> Matrix:
-        expect_shape(name, checkpoint.shape(name), (rows, cols))
-        packed = pack(checkpoint.tensor(name))
-        advance(name)
-        return packed
-
-    def vector(name: str, length: int) -> FloatArray:
-        expect_shape(name, checkpoint.shape(name), (length,))
-        values = checkpoint.vector(name)
-        advance(name)
-        return values
-
-    return collect_weights(checkpoint.spec, ropes, matrix, vector)
+    return read_weights(checkpoint, ropes, pack, progress)
 
 
 class _Packed(NamedTuple):
