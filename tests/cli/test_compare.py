@@ -72,6 +72,21 @@ def test_a_recorded_run_is_traffic_as_well(tmp_path: Path) -> None:
     assert told.exit_code == 0 and json.loads(told.output)["requests"]["completed"] == 40
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--max-num-batched-tokens", "256"], "are not foreseen; compare with --itl-ms"),
+        (["--trace", __file__, "--rate", "3"], "--rate is of random traffic"),
+        (["--speed", "2"], "--speed is that of a trace"),
+    ],
+)
+def test_what_would_be_ignored_or_in_vain_is_refused_before_a_server_is_started(
+    arguments: list[str], words: str
+) -> None:
+    told = CliRunner().invoke(app, ["bench", "compare", *arguments])
+    assert told.exit_code == 1 and words in told.output
+
+
 @pytest.mark.slow
 def test_a_server_and_its_simulation_are_near_each_other() -> None:
     """On a busy machine too: it is simulated as busy as it was. The bar of 10 % is for longer runs."""

@@ -83,6 +83,12 @@ def test_ctrl_c_keeps_what_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--plot", "/nowhere/day.svg"], "there is no folder"),
         (["--kv-tokens", "9000000"], "no room"),
         (["--model", "llama-3.1-70b"], "not even the weights fit"),
+        (["--speed", "2"], "--speed is that of a trace"),
+        (["--prefix-skew", "1"], "give --prefix-tree"),
+        (["--trace", __file__, "--rate", "3"], "--rate is of random traffic"),
+        (["--device", "this", "--weight-bits", "4"], "this machine is measured"),
+        (["--max-num-batched-tokens", "256", "--prefill-share", "0.3"], "none is planned for"),
+        (["--policy", "fcfs", "--ttft-ms", "100"], "fcfs keeps their order"),
     ],
 )
 def test_bad_input_says_what_there_is(arguments: list[str], words: str) -> None:

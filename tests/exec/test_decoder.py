@@ -58,6 +58,19 @@ def worst(found: FloatArray, expected: FloatArray) -> float:
     return float(np.abs(found - expected).max() / np.abs(expected).max())
 
 
+def check_logits_and_cache(backend: Any, checkpoint: RandomCheckpoint) -> None:
+    """Those of the oracle, after steps that mix prompts and decodes."""
+    oracle = reference_backend(
+        checkpoint, dtype=np.float64, blocks=BLOCKS, block_tokens=BLOCK_TOKENS, positions=POSITIONS
+    )
+    for batch in mixed_steps():
+        assert worst(backend.run(batch), oracle.run(batch)) < 1e-4
+    for layer in range(len(checkpoint.spec.layers)):
+        for block in (9, 4, 7, 2, 3, 11, 5):
+            for found, expected in zip(backend.kv.read(layer, block), oracle.kv.read(layer, block), strict=True):
+                assert worst(found, expected) < 1e-4
+
+
 @needs_native
 @pytest.mark.usefixtures("restore_isa")
 @pytest.mark.parametrize("isa", ISAS)
@@ -65,14 +78,7 @@ def worst(found: FloatArray, expected: FloatArray) -> float:
 def test_native_logits_and_cache_are_those_of_the_oracle(name: str, isa: str) -> None:
     checkpoint = RandomCheckpoint(TINY_SPECS[name])
     sizes: dict[str, Any] = {"blocks": BLOCKS, "block_tokens": BLOCK_TOKENS, "positions": POSITIONS}
-    oracle = reference_backend(checkpoint, dtype=np.float64, **sizes)
-    native = cpu_backend(checkpoint, isa=isa, threads=2, **sizes)
-    for batch in mixed_steps():
-        assert worst(native.run(batch), oracle.run(batch)) < 1e-4
-    for layer in range(len(checkpoint.spec.layers)):
-        for block in (9, 4, 7, 2, 3, 11, 5):
-            for found, expected in zip(native.kv.read(layer, block), oracle.kv.read(layer, block), strict=True):
-                assert worst(found, expected) < 1e-4
+    check_logits_and_cache(cpu_backend(checkpoint, isa=isa, threads=2, **sizes), checkpoint)
 
 
 @needs_torch
@@ -80,14 +86,7 @@ def test_native_logits_and_cache_are_those_of_the_oracle(name: str, isa: str) ->
 def test_torch_logits_and_cache_are_those_of_the_oracle(name: str) -> None:
     checkpoint = RandomCheckpoint(TINY_SPECS[name])
     sizes: dict[str, Any] = {"blocks": BLOCKS, "block_tokens": BLOCK_TOKENS, "positions": POSITIONS}
-    oracle = reference_backend(checkpoint, dtype=np.float64, **sizes)
-    found = torch_backend(checkpoint, **sizes)
-    for batch in mixed_steps():
-        assert worst(found.run(batch), oracle.run(batch)) < 1e-4
-    for layer in range(len(checkpoint.spec.layers)):
-        for block in (9, 4, 7, 2, 3, 11, 5):
-            for mine, expected in zip(found.kv.read(layer, block), oracle.kv.read(layer, block), strict=True):
-                assert worst(mine, expected) < 1e-4
+    check_logits_and_cache(torch_backend(checkpoint, **sizes), checkpoint)
 
 
 @needs_torch

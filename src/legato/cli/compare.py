@@ -17,7 +17,7 @@ from legato.cli.bench import clock, measure
 from legato.cli.replay import bounded_list
 from legato.cli.traffic import arrivals_from
 from legato.config import DEFAULT_MODEL
-from legato.errors import ConfigError
+from legato.errors import ConfigError, RunInvalid
 
 if TYPE_CHECKING:
     from legato.explain.read import Trace
@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from legato.workload.arrivals import Arrival
 
 _TINY = 7
+_RANDOM = ("rate", "prompt_tokens", "output_tokens", "seed")
 _KINDS = (("TTFT", "ttft_ms"), ("ITL", "itl_ms"), ("TPOT", "tpot_ms"), ("E2E", "e2e_ms"))
 
 
 def compare(
+    context: typer.Context,
     model: options.Model = DEFAULT_MODEL,
     trace: Annotated[
         Path | None,
@@ -57,7 +59,7 @@ def compare(
 
     Examples:
 
-    [bold]legato bench compare --rate 1.5[/bold] · two minutes
+    [bold]legato bench compare --rate 1.5[/bold] · 120 requests, at that rate
 
     [bold]legato bench compare --trace azure.csv --speed 0.05 --requests 200 --json[/bold]
     """
@@ -65,9 +67,13 @@ def compare(
     from legato.workload.lengths import Lengths
 
     options.check_folder(keep_trace)
+    if itl_ms is None and max_num_batched_tokens is not None:
+        raise ConfigError("steps bounded by tokens alone are not foreseen; compare with --itl-ms")
     if trace is not None:
+        options.refuse_given(context, _RANDOM, "is of random traffic, and a trace is replayed")
         arrivals = bounded_list(arrivals_from(trace, speed), requests, None)
     else:
+        options.refuse_given(context, ["speed"], "is that of a trace; give one with --trace, or another --rate")
         prompt, output = Lengths.of(prompt_tokens, "--prompt-tokens"), Lengths.of(output_tokens, "--output-tokens")
         arrivals = bounded_list(Traffic(Process(rate), prompt, output, seed=seed), requests, None)
     budgets = {"itl-ms": itl_ms, "max-num-batched-tokens": max_num_batched_tokens}
@@ -103,6 +109,8 @@ async def _compare(
         with options.counting_bar("serving", len(arrivals), quiet=as_json) as seen:
             async with meter:
                 run = await replay(server, prompts, arrivals, clock, seen=seen)
+        if len(run.arrivals) < len(arrivals):
+            raise RunInvalid([f"interrupted after {len(run.arrivals)} of {len(arrivals)} requests: nothing to compare"])
         served = figures(run)
     recorded = read_trace(steps)
     setup, door_s = _setup(recorded, begin_s, tiny_s)
@@ -147,7 +155,7 @@ def _setup(recorded: Trace, begin_s: float, tiny_s: float) -> tuple[Setup, float
     header, costs = recorded.header, [recorded.cost(n) for n in range(len(recorded.steps))]
     engine, told = header.engine, [n for n, s in enumerate(recorded.steps) if s.started_s >= begin_s and costs[n]]
     if not told:
-        raise ConfigError("steps bounded by tokens alone are not foreseen; compare with --itl-ms")
+        raise RunInvalid(["the server's record has no step that was foreseen; see it with --keep-trace"])
     last = costs[told[-1]]
     assert last is not None
     terms = last.scaled(1.0, 1.0)  # as they were fitted anew on the way, if they were

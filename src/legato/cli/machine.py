@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 THIS = "this"
 _DEFAULT_IDEAL = "llama-3.1-8b"
+IDEAL = ("weight_bits", "kv_bits", "fixed_ms", "devices")
+NOT_IDEAL = "is of idealised devices; this machine is measured"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,12 @@ def setup_of(
     context = min(machine.context, max_model_len or machine.context)
     room = kv_tokens or machine.kv_tokens
     machine.require_room(max(room, 2), longest=2)
+    if ttft_ms is not None and policy == "fcfs":
+        raise ConfigError("ttft_ms orders requests, and fcfs keeps their order; choose another policy")
     itl_s = gap_of(machine.cost, itl_ms, max_num_batched_tokens, max_num_seqs, context)
+    for name, value in (("prefill_share", prefill_share), ("prefer", prefer)):
+        if itl_s is None and value is not None:
+            raise ConfigError(f"{name} is a part of the gap between tokens, and none is planned for; give itl_ms")
     return Setup(
         machine.cost,
         kv_blocks=max(room // block_tokens, 1),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -330,6 +330,14 @@ def check_folder(path: Path | None) -> None:
     """ConfigError if there is no folder to write that file in."""
     if path is not None and not path.parent.is_dir():
         raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}; make it first")
+
+
+def refuse_given(context: typer.Context, names: Iterable[str], why: str) -> None:
+    """ConfigError for the first of these parameters that the user gave, which would be ignored."""
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name != "DEFAULT":
+            raise ConfigError(f"--{name.replace('_', '-')} {why}")
 
 
 def say(text: str) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from legato.cli import options
-from legato.cli.machine import find_machine
+from legato.cli.machine import IDEAL, NOT_IDEAL, THIS, find_machine
 from legato.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ _IDEAL = "Idealised devices"
 
 
 def plan(
+    command: typer.Context,
     model: Annotated[
         str | None,
         typer.Option(help="Of the list; with --device this, what legato serve takes.", show_default=False),
@@ -73,6 +74,8 @@ def plan(
         raise ConfigError("--chunk and --itl-ms both bound a step; give one of them")
     from legato.sim.prompt import plan_prompt
 
+    if device.lower() == THIS:
+        options.refuse_given(command, IDEAL, NOT_IDEAL)
     machine = find_machine(
         device, model, weight_bits=weight_bits, kv_bits=kv_bits, fixed_ms=fixed_ms, devices=devices, quiet=as_json
     )

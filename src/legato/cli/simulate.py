@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from legato.cli import options
-from legato.cli.machine import Machine, find_machine, seconds, setup_of
+from legato.cli.machine import IDEAL, NOT_IDEAL, THIS, Machine, find_machine, seconds, setup_of
 from legato.cli.simulated import show
 from legato.cli.traffic import arrivals_from
 from legato.errors import ConfigError
@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     from legato.sim.ledger import Ledger
     from legato.workload.arrivals import Arrival
 
+RANDOM = ("rate", "cv", "on_off", "prompt_tokens", "output_tokens", "prefix_tree", "prefix_skew", "tenants", "seed")
 _MACHINE, _TRAFFIC, _FLEET, _WANTED, _OUT = "Machine", "Traffic", "Fleet", "Objectives", "Output"
 
 
 def simulate(
+    context: typer.Context,
     model: Annotated[
         str | None,
         typer.Option(
@@ -179,6 +181,14 @@ def simulate(
     from legato.sim.ledger import Ledger, Objectives
 
     _check_plot(plot)
+    if trace is not None:
+        options.refuse_given(context, RANDOM, "is of random traffic, and a trace is replayed")
+    else:
+        options.refuse_given(context, ["speed"], "is that of a trace; give one with --trace, or another --rate")
+    if prefix_tree is None:
+        options.refuse_given(context, ["prefix_skew"], "is of texts that prompts begin with; give --prefix-tree")
+    if device.lower() == THIS:
+        options.refuse_given(context, IDEAL, NOT_IDEAL)
     machine = find_machine(
         device, model, weight_bits=weight_bits, kv_bits=kv_bits, fixed_ms=fixed_ms, devices=devices, quiet=as_json
     )

@@ -88,7 +88,7 @@ def tune(
 
     Examples:
 
-    [bold]legato tune[/bold] · the default model on this machine, about six minutes
+    [bold]legato tune[/bold] · the default model on this machine, most of a minute a setting
 
     [bold]legato tune --simulate --model llama-3.1-8b --device h100 --every 1 --plot knee.svg[/bold] · seconds
 
